@@ -1,0 +1,70 @@
+"""relay: the most useful work out of AI hardware, for callers who cannot wait."""
+
+from relay._backend import PureBackendWarning, backend
+from relay.batch import Batch
+from relay.batched import batched
+from relay.errors import (
+    AcquireTimeout,
+    BadOutput,
+    CircuitOpen,
+    Closed,
+    DeadlineExceeded,
+    Expired,
+    LoadFailed,
+    ModelError,
+    NonFiniteOutput,
+    Overloaded,
+    Refused,
+    RelayError,
+    RequestCancelled,
+    RunTimeout,
+    StaleToken,
+    TokenError,
+    TokenRevoked,
+    TooLarge,
+)
+from relay.limits import Limits
+from relay.policy import BATCH, INTERACTIVE, REALTIME, DynamicPriority
+from relay.pool import Token, TokenPool
+from relay.relay import Relay
+from relay.stats import PoolSnapshot, RelaySnapshot
+from relay.ticket import Ticket, Timing
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BATCH",
+    "INTERACTIVE",
+    "REALTIME",
+    "AcquireTimeout",
+    "BadOutput",
+    "Batch",
+    "CircuitOpen",
+    "Closed",
+    "DeadlineExceeded",
+    "DynamicPriority",
+    "Expired",
+    "Limits",
+    "LoadFailed",
+    "ModelError",
+    "NonFiniteOutput",
+    "Overloaded",
+    "PoolSnapshot",
+    "PureBackendWarning",
+    "Refused",
+    "Relay",
+    "RelayError",
+    "RelaySnapshot",
+    "RequestCancelled",
+    "RunTimeout",
+    "StaleToken",
+    "Ticket",
+    "Timing",
+    "Token",
+    "TokenError",
+    "TokenPool",
+    "TokenRevoked",
+    "TooLarge",
+    "backend",
+    "batched",
+]

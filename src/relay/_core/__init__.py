@@ -1,0 +1,1 @@
+"""The native side: the same names as `relay._pure`, compiled."""

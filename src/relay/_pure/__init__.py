@@ -1,0 +1,1 @@
+"""The pure-Python side: the specification of the core, and the fallback."""

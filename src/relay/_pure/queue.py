@@ -1,0 +1,407 @@
+"""RequestQueue: the slots of one model, from admission to the end of the run.
+
+Owns the arena, the heap of those ready to run, the timers of those with a deadline, the map of identical requests, and
+the list of owners (one object a slot). Any thread may call any method; each call is atomic and none runs user code or
+waits for it. The invariant: a slot is in the heap exactly while it is QUEUED and not pinned, has a timer only while it
+is QUEUED, and has an owner exactly while it is leased.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from relay._pure._rows import BLOCK
+from relay._pure.arena import DROP_DEFERRED, DROP_FREED, Arena
+from relay._pure.dedup import Dedup
+from relay._pure.heap import PriorityHeap
+from relay._pure.state import DROPPED, PINNED, QUEUED, flags_of, generation_of, handle_of, slot_of, state_of
+from relay._pure.timers import Timers
+
+FULL = -1
+NO_BLOCKS = -2
+LOOK_PAST = 256
+"""How many requests of another group `take` looks past at most."""
+
+
+class RequestQueue:
+    """The queue of one model.
+
+    Args:
+        capacity: Slots: requests queued and running together.
+        ids_capacity: Room for input ids, over all slots.
+        max_length: The longest row of input ids.
+        wake: Called when a request has become ready while a lane was parked; that lane counts as awake from then on.
+            Called outside the lock, on the thread that made the request ready.
+
+    Attributes:
+        arena: The slots themselves, for `batch.gather`.
+    """
+
+    def __init__(
+        self, capacity: int, ids_capacity: int = 0, max_length: int = 0, wake: Callable[[], object] | None = None
+    ) -> None:
+        self.arena = Arena(capacity, ids_capacity, max_length)
+        self._heap = PriorityHeap(capacity)
+        self._timers = Timers(capacity)
+        self._dedup = Dedup(capacity)
+        self._owners: list[Any] = [None] * capacity
+        self._wake = wake
+        self._parked = 0
+        self._promised = 0
+        # Re-entrant, for a finaliser that runs inside a call may cancel a request of its own.
+        self._lock = threading.RLock()
+
+    def admit(
+        self,
+        owner: Any,
+        key: int,
+        now_ns: int,
+        deadline_ns: int = -1,
+        cost: int = 1,
+        group: int = 0,
+        ids: int = -1,
+        claim: bool = False,
+    ) -> int:
+        """Leases a slot for a request.
+
+        Args:
+            owner: Any object but None; `take`, `due`, `find` and `owner` give it back.
+            key: The order; smaller runs first, equal keys in order of arrival.
+            now_ns: The time of arrival.
+            deadline_ns: When it must have been started, or -1.
+            cost: Its size, for the batch's limit.
+            group: Only equal groups share a batch.
+            ids: How many input ids to reserve room for: the slot is then pinned, and stays out of the heap until
+                `ready`. -1: ready at once.
+            claim: Use up one promised place.
+
+        Returns:
+            A handle; `FULL`; or `NO_BLOCKS` if there is no room for that many ids. A promise is used up in any case.
+        """
+        with self._lock:
+            if claim:
+                self._promised -= 1
+            elif self.free <= 0:
+                return FULL
+            handle = self._lease(owner, key, now_ns, deadline_ns, cost, group, ids)
+        if ids < 0:
+            self._wake_lane()
+        return handle
+
+    def admit_all(
+        self,
+        owners: Sequence[Any],
+        key: int,
+        now_ns: int,
+        deadline_ns: int = -1,
+        costs: Sequence[int] | None = None,
+        group: int = 0,
+        ids: Sequence[int] | None = None,
+    ) -> list[int] | None:
+        """Leases a slot for each of several requests of one key, or for none of them.
+
+        Args:
+            owners: One object a request.
+            key, now_ns, deadline_ns, group: As for `admit`, for all of them.
+            costs: Their sizes; None: 1 each.
+            ids: Input ids to reserve for each; None: ready at once.
+
+        Returns:
+            The handles in order, or None if there is no room for all.
+        """
+        with self._lock:
+            if self.free < len(owners):
+                return None
+            if ids is not None and not self._room_for(ids):
+                return None
+            handles = [
+                self._lease(
+                    owner,
+                    key,
+                    now_ns,
+                    deadline_ns,
+                    1 if costs is None else costs[i],
+                    group,
+                    -1 if ids is None else ids[i],
+                )
+                for i, owner in enumerate(owners)
+            ]
+        if ids is None:
+            self._wake_lane()
+        return handles
+
+    def promise(self) -> bool:
+        """Sets one free slot aside for someone who waits for room. False if there is none, or no room for the longest
+        row."""
+        with self._lock:
+            if self.free <= 0 or not self._room_for([self.arena.max_length]):
+                return False
+            self._promised += 1
+            return True
+
+    def forgo(self) -> None:
+        """Gives a promised slot back."""
+        with self._lock:
+            self._promised -= 1
+
+    def write(self, handle: int, ids: Sequence[int], split: int = -1) -> bool:
+        """Writes a pinned slot's input ids, as `Arena.write_ids`; their number becomes its cost."""
+        with self._lock:
+            if not self.arena.write_ids(handle, ids, split):
+                return False
+            slot = slot_of(handle)
+            self.arena.cost[slot] = max(self.arena.length[slot], 1)
+            return True
+
+    def ready(self, handle: int, now_ns: int) -> bool:
+        """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is then free), or stale."""
+        with self._lock:
+            slot = slot_of(handle)
+            mine = self.arena.live(handle)
+            if not self.arena.unpin(handle):
+                if mine:
+                    self._forget(slot, handle)
+                return False
+            self.arena.ready_ns[slot] = now_ns
+            self._heap.push(self.arena.key[slot], slot)
+        self._wake_lane()
+        return True
+
+    def take(self, most: int, most_cost: int, now_ns: int) -> tuple[list[int], list[Any], list[Any]]:
+        """Chooses the members of a batch, most urgent first, and commits them.
+
+        A batch ends before the first request that does not fit; requests of another group than the first's are passed
+        over and keep their place.
+
+        Args:
+            most: Members at most.
+            most_cost: Members times the largest cost among them at most; 0 for no limit. The first always fits.
+            now_ns: Requests whose deadline has come are not chosen but dropped.
+
+        Returns:
+            The members' handles, their owners, and the owners of the dropped.
+        """
+        handles: list[int] = []
+        owners: list[Any] = []
+        late: list[Any] = []
+        passed: list[tuple[int, int, int]] = []
+        group = widest = 0
+        arena = self.arena
+        with self._lock:
+            while len(handles) < most and len(passed) < LOOK_PAST:
+                node = self._heap.pop_node()
+                if node is None:
+                    break
+                slot = node[2]
+                handle = self._handle(slot)
+                if 0 <= arena.deadline_ns[slot] <= now_ns:
+                    late.append(self._owners[slot])
+                    arena.drop(handle)
+                    self._forget(slot, handle)
+                    continue
+                cost = arena.cost[slot]
+                if not handles:
+                    group = arena.group[slot]
+                elif arena.group[slot] != group:
+                    passed.append(node)
+                    continue
+                elif most_cost and max(widest, cost) * (len(handles) + 1) > most_cost:
+                    passed.append(node)
+                    break
+                widest = max(widest, cost)
+                arena.commit(handle)
+                arena.commit_ns[slot] = now_ns
+                self._timers.disarm(slot)
+                handles.append(handle)
+                owners.append(self._owners[slot])
+            for key, seq, slot in passed:
+                self._heap.push_seq(key, seq, slot)
+            return handles, owners, late
+
+    def park(self) -> bool:
+        """Says that a lane is about to sleep. False, and no such thing, if something is ready."""
+        with self._lock:
+            if len(self._heap):
+                return False
+            self._parked += 1
+            return True
+
+    def unpark(self) -> bool:
+        """True if a lane sleeps, and is now the caller's to wake: for endings; what becomes ready wakes by itself."""
+        with self._lock:
+            if not self._parked:
+                return False
+            self._parked -= 1
+            return True
+
+    def cancel(self, handle: int) -> int:
+        """Drops a request that is still queued; the answers are those of `Arena.drop`."""
+        with self._lock:
+            code = self.arena.drop(handle)
+            if code == DROP_FREED:
+                self._forget(slot_of(handle), handle)
+            elif code == DROP_DEFERRED:
+                self._timers.disarm(slot_of(handle))
+                self._dedup.delete(handle)
+            return code
+
+    def finish(self, handles: Sequence[int]) -> None:
+        """Ends the leases of a batch's members; from then on nobody can join them.
+
+        Raises:
+            StaleToken: A lease had ended already.
+        """
+        with self._lock:
+            for handle in handles:
+                self.arena.release(handle)
+                self._forget(slot_of(handle), handle)
+
+    def lift(self, handle: int, key: int) -> bool:
+        """Makes a queued request more urgent, keeping its place among equals. False if it is not queued or already as
+        urgent."""
+        with self._lock:
+            slot = slot_of(handle)
+            if not self._queued(handle) or key >= self.arena.key[slot]:
+                return False
+            self.arena.key[slot] = key
+            self._heap.lift(slot, key)
+            return True
+
+    def set_deadline(self, handle: int, deadline_ns: int, alarm_ns: int = -1) -> bool:
+        """Sets when a queued request must have been started (-1: any time) and when `due` is to name it. False if it is
+        not queued."""
+        with self._lock:
+            slot = slot_of(handle)
+            if not self._queued(handle):
+                return False
+            self.arena.deadline_ns[slot] = deadline_ns
+            if alarm_ns >= 0:
+                self._timers.arm(slot, alarm_ns)
+            else:
+                self._timers.disarm(slot)
+            return True
+
+    def due(self, now_ns: int) -> list[tuple[int, Any]]:
+        """Handles and owners of the queued requests whose timer has come; the timers are disarmed."""
+        with self._lock:
+            return [(self._handle(slot), self._owners[slot]) for slot in self._timers.due(now_ns)]
+
+    def next_ns(self) -> int | None:
+        """When the earliest timer comes, or None."""
+        with self._lock:
+            return self._timers.next_ns()
+
+    def digest(self, content: str | bytes) -> int:
+        """The keyed hash of a request's content, for `bind` and `find`."""
+        return self._dedup.hash(content)
+
+    def bind(self, digest: int, handle: int) -> bool:
+        """Lets identical requests find `handle` under `digest`. False if it has ended or another is bound there."""
+        with self._lock:
+            return self.arena.live(handle) and self._dedup.insert(digest, handle)
+
+    def find(self, digest: int) -> tuple[int, Any]:
+        """The handle and owner bound under `digest`, or ``(-1, None)``."""
+        with self._lock:
+            handle = self._dedup.find(digest)
+            return (handle, self._owners[slot_of(handle)]) if handle >= 0 else (-1, None)
+
+    def unbind(self, handle: int) -> bool:
+        """Closes `handle` to joiners. False if it was not bound."""
+        with self._lock:
+            return self._dedup.delete(handle)
+
+    def owner(self, handle: int) -> Any:
+        """The owner of a lease, or None if it has ended."""
+        with self._lock:
+            return self._owners[slot_of(handle)] if self.arena.live(handle) else None
+
+    def owners(self) -> list[Any]:
+        """The owners of all leased slots."""
+        with self._lock:
+            return [owner for owner in self._owners if owner is not None]
+
+    def lengths(self, handles: Sequence[int]) -> list[int]:
+        """How many input ids each of `handles` has."""
+        return [self.arena.length[slot_of(handle)] for handle in handles]
+
+    @property
+    def capacity(self) -> int:
+        """Slots in all."""
+        return self.arena.capacity
+
+    @property
+    def free(self) -> int:
+        """Slots free now and promised to nobody."""
+        return self.arena.free - self._promised
+
+    @property
+    def queued(self) -> int:
+        """Requests ready to run."""
+        return len(self._heap)
+
+    def __len__(self) -> int:
+        """Slots leased: queued, being prepared, and running."""
+        return len(self.arena)
+
+    def check(self) -> None:
+        """Recounts everything.
+
+        Raises:
+            AssertionError: An invariant is broken, which is a bug in relay.
+        """
+        with self._lock:
+            self.arena.check()
+            self._heap.check()
+            self._timers.check()
+            self._dedup.check()
+            if sum(owner is not None for owner in self._owners) != len(self.arena):
+                raise AssertionError("owners and leases differ in number; this is a bug in relay")
+            if self._promised < 0 or self.free < 0:
+                raise AssertionError(
+                    f"{self._promised} places promised, {self.arena.free} free; this is a bug in relay"
+                )
+            for slot in range(self.capacity):
+                word = self.arena.word.load(slot)
+                if (slot in self._heap) != (state_of(word) == QUEUED and not flags_of(word) & (PINNED | DROPPED)):
+                    raise AssertionError(
+                        f"slot {slot} is ready but not in the heap, or the reverse; this is a bug in relay"
+                    )
+
+    def _wake_lane(self) -> None:
+        if self._wake is not None and self._parked and len(self._heap) and self.unpark():
+            self._wake()
+
+    def _room_for(self, ids: Sequence[int]) -> bool:
+        """Whether rows of all these lengths find blocks."""
+        longest = self.arena.max_length
+        return sum(-(-min(max(count, 0), longest) // BLOCK) for count in ids) <= self.arena.free_blocks
+
+    def _lease(self, owner: Any, key: int, now_ns: int, deadline_ns: int, cost: int, group: int, ids: int) -> int:
+        handle = self.arena.lease(key, now_ns, cost, 0, 0, max(ids, 0), ids >= 0)
+        if handle < 0:
+            return handle
+        slot = slot_of(handle)
+        self._owners[slot] = owner
+        self.arena.group[slot] = group
+        if deadline_ns >= 0:
+            self.arena.deadline_ns[slot] = deadline_ns
+            self._timers.arm(slot, deadline_ns)
+        if ids < 0:
+            self._heap.push(key, slot)
+        return handle
+
+    def _handle(self, slot: int) -> int:
+        return handle_of(generation_of(self.arena.word.load(slot)), slot)
+
+    def _queued(self, handle: int) -> bool:
+        word = self.arena.word.load(slot_of(handle))
+        return self.arena.live(handle) and state_of(word) == QUEUED and not flags_of(word) & DROPPED
+
+    def _forget(self, slot: int, handle: int) -> None:
+        self._owners[slot] = None
+        self._heap.remove(slot)
+        self._timers.disarm(slot)
+        self._dedup.delete(handle)

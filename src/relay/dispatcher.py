@@ -1,0 +1,165 @@
+"""The lane's loop: wait, take, assemble, run, answer.
+
+One thread, which runs one batch at a time: the lane is the permit to run. Members are chosen when the lane is free and
+committed in the same step; until then they are queued and can be cancelled, expire, or be joined. A lane that finds
+nothing parks on a lock and uses no processor.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from relay.assemble import Assembler
+from relay.clock import Clock
+from relay.desk import Desk
+from relay.limits import Limits
+from relay.outputs import member_error, rows_of
+from relay.policy import DynamicPriority
+from relay.ticket import Replies, Run, Ticket, settle
+from relay.tokenizer import Tokenizer
+
+log = logging.getLogger("relay")
+
+
+class Dispatcher:
+    """One model, the desk where its requests come in, and the lane that runs it.
+
+    Args:
+        model: Called with a list of items, or with a `Batch` where there is a tokenizer.
+        tokenizer: Turns items into input ids, or None.
+        name: For threads, logs and notes.
+        limits: Sizes.
+        policy: Orders the queue.
+        clock: What all time is read from.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        tokenizer: Tokenizer | None,
+        name: str,
+        limits: Limits,
+        policy: DynamicPriority,
+        clock: Clock,
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._limits = limits
+        self._clock = clock
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._start_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._retiring = False
+        self.desk = Desk(tokenizer, name, limits, policy, clock, self._gate.release, self._start)
+        self._assembler = Assembler(self.desk.queue, tokenizer) if tokenizer is not None else None
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"{self._name}-lane", daemon=True)
+                self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True if the lane runs, or has not been needed yet."""
+        return self._thread is None or self._thread.is_alive()
+
+    def close(self) -> None:
+        """Take no more, send away what is queued, and end the lane after its present batch. Does not wait; see
+        `join`."""
+        self.desk.close()
+        if self.desk.queue.unpark():
+            self._gate.release()
+
+    def retire(self) -> None:
+        """Answer what has been admitted, then close: for a relay that nobody holds any more."""
+        self.desk.stop_admitting()
+        self.desk.when_idle(self.close)
+
+    @property
+    def exit_grace_s(self) -> float:
+        """How long the interpreter's exit waits for the lane."""
+        return self._limits.exit_grace_s
+
+    def on_lane(self) -> bool:
+        """True on the lane's own thread."""
+        return threading.current_thread() is self._thread
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the lane to end. True if it has."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def _serve(self) -> None:
+        desk, requests, now_ns, limits = self.desk, self.desk.queue, self._clock.now_ns, self._limits
+        most, most_cost = limits.max_batch_size, limits.max_batch_tokens or 0
+        while True:
+            now = now_ns()
+            handles, owners, late = requests.take(most, most_cost, now)
+            if late:
+                desk.dropped_late(late, now)
+                desk.made_room()
+            if handles:
+                try:
+                    self._run(handles, owners, now)
+                except BaseException:
+                    log.exception(
+                        "relay: the lane of %r failed outside the model, which is a bug in relay; it goes on",
+                        self._name,
+                    )
+            elif desk.closed:
+                return
+            elif requests.park() and not (desk.closed and requests.unpark()):
+                del handles, owners, late  # keep nothing alive while asleep
+                self._gate.acquire()
+
+    def _run(self, handles: list[int], owners: list[Ticket[Any]], now_ns: int) -> None:
+        run = Run(now_ns, len(handles))
+        rows: Any = ()
+        error: BaseException | None = None
+        try:
+            items = [owner._item for owner in owners]
+            shared = owners[0]._params
+            params = shared.keywords if shared is not None else {}
+            batch: Any = items if self._assembler is None else self._assembler.batch(handles, items, params)
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.set_grad_enabled(False)  # holds for this thread, which may have met torch only now
+            run.started_ns = self._clock.now_ns()
+            rows = rows_of(contextvars.Context().run(self._model, batch, **params), len(handles))
+        except BaseException as raised:
+            error = raised
+        run.ended_ns = self._clock.now_ns()
+        self._answer(handles, owners, rows, error, run)
+
+    def _answer(
+        self, handles: list[int], owners: list[Ticket[Any]], rows: Any, error: BaseException | None, run: Run
+    ) -> None:
+        desk = self.desk
+        desk.queue.finish(handles)  # closes the runs to joiners: nobody enters a list behind the loop below
+        replies = Replies()
+        failed = 0
+        for index, owner in enumerate(owners):
+            row = error if error is not None else rows[index]
+            owner._item = owner._content = None
+            followers = owner._followers
+            if isinstance(row, BaseException):
+                failed += 1
+                settle(owner, None, member_error(row, run.size, self._name), replies, run)
+                while followers:
+                    settle(followers.pop(), None, member_error(row, run.size, self._name), replies, run)
+            else:
+                settle(owner, row, None, replies, run)
+                while followers:
+                    settle(followers.pop(), row, None, replies, run)
+        desk.counts.batch(run.size, run.ended_ns - run.started_ns, failed, error is not None)
+        desk.flush(replies)
+        desk.made_room()

@@ -1,0 +1,59 @@
+"""Every knob of a `Relay` that has a number, in one place, checked once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+from relay._backend import state
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes and times of one relay.
+
+    Attributes:
+        max_batch_size: Members of a batch at most.
+        max_batch_tokens: Padded size of a batch at most (members times the longest), or None for no limit.
+        max_queue: Requests admitted at once, running ones included.
+        max_ids: Input ids kept for all admitted requests together; None gives 64 a request, and at least four of the
+            longest rows.
+        max_followers: Requests that may share one run at most.
+        helper_threads: Threads that tokenise; None gives a quarter of the cores, from 1 to 4.
+        encode_chunk: Texts tokenised together at most.
+        exit_grace_s: How long the interpreter's exit waits for running batches.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    max_batch_size: int = 64
+    max_batch_tokens: int | None = None
+    max_queue: int = 8192
+    max_ids: int | None = None
+    max_followers: int = 100_000
+    helper_threads: int | None = None
+    encode_chunk: int = 64
+    exit_grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            least = 0 if field.name in ("exit_grace_s", "max_followers") else 1
+            if not isinstance(value, int | float) or isinstance(value, float) and field.name != "exit_grace_s":
+                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
+            if not value >= least:
+                raise ValueError(f"{field.name} must be at least {least}, got {value!r}")
+        if self.max_queue > state.MAX_SLOTS:
+            raise ValueError(f"max_queue must be at most {state.MAX_SLOTS}, got {self.max_queue}")
+
+    def ids_capacity(self, max_length: int) -> int:
+        """Room for input ids, given the longest row."""
+        return self.max_ids if self.max_ids is not None else max(self.max_queue * 64, 4 * max_length)
+
+    @property
+    def helpers(self) -> int:
+        """Helper threads to start."""
+        return self.helper_threads or min(4, max(1, (os.cpu_count() or 1) // 4))

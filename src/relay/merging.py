@@ -1,0 +1,109 @@
+"""Merging: identical requests that are under way together share one run.
+
+A follower is a ticket without a slot, on the list of the ticket that leads. The order of two steps carries it all: a
+follower enters the list first and looks whether the run is still open second; whoever ends a run closes it first and
+reads the list second. So nobody is missed, and nobody waits for a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from relay.desk import Desk
+from relay.identity import content_of
+from relay.ticket import Ticket
+
+
+class Merger:
+    """Finds the run that a request may share.
+
+    Args:
+        desk: Where the others are.
+        key: Stands for an item when requests are compared; None compares the items.
+    """
+
+    def __init__(self, desk: Desk, key: Callable[[Any], Any] | None) -> None:
+        self._desk = desk
+        self._key = key
+
+    def place(self, ticket: Ticket[Any]) -> bool:
+        """Let `ticket` share a run, or give it a place of its own. False if there is no room for it.
+
+        Raises:
+            Closed: The relay takes no more.
+            TypeError: `key` gave something that cannot be compared.
+        """
+        content = self._content(ticket)
+        if content is None:
+            return self._desk.admit(ticket)
+        digest = self._digest(content, ticket)
+        if self._share(content, digest, ticket):
+            return True
+        ticket._content, ticket._followers = content, []
+        if not self._desk.admit(ticket):
+            return False
+        self._desk.queue.bind(digest, ticket._handle)
+        return True
+
+    def place_all(self, tickets: Sequence[Ticket[Any]]) -> bool:
+        """As `place`, for all of `tickets` or none of them; equal ones among them share one run, too."""
+        desk = self._desk
+        if len(tickets) > desk.queue.free:
+            return False
+        leaders: list[Ticket[Any]] = []
+        joined: list[Ticket[Any]] = []
+        digests: dict[int, Ticket[Any]] = {}
+        for ticket in tickets:
+            content = self._content(ticket)
+            if content is None:
+                leaders.append(ticket)
+                continue
+            digest = self._digest(content, ticket)
+            first = digests.get(digest)
+            if first is not None and first._content == content and first._followers is not None:
+                first._followers.append(ticket)
+                joined.append(ticket)
+            elif self._share(content, digest, ticket):
+                joined.append(ticket)
+            else:
+                ticket._content, ticket._followers = content, []
+                leaders.append(ticket)
+                digests.setdefault(digest, ticket)
+        desk.open.update(joined)
+        if leaders and not desk.admit_all(leaders):
+            for ticket in joined:
+                desk.cancel(ticket)
+            return False
+        for digest, leader in digests.items():
+            desk.queue.bind(digest, leader._handle)
+            for follower in leader._followers or ():
+                follower._handle = leader._handle
+        desk.counts.add("merged", len(joined))
+        return True
+
+    def _content(self, ticket: Ticket[Any]) -> str | bytes | None:
+        if self._key is None:
+            return content_of(ticket._item)
+        content = content_of(self._key(ticket._item))
+        if content is None:
+            raise TypeError(
+                "key(item) must return a str, bytes, int, or a tuple of these, so that requests can be compared by it"
+            )
+        return content
+
+    def _digest(self, content: str | bytes, ticket: Ticket[Any]) -> int:
+        digest = self._desk.queue.digest(content)
+        if ticket._params is not None or ticket.tenant is not None:
+            digest ^= hash((ticket._group, ticket.tenant)) & 0xFFFFFFFFFFFFFFFF
+        return digest
+
+    def _share(self, content: str | bytes, digest: int, ticket: Ticket[Any]) -> bool:
+        handle, leader = self._desk.queue.find(digest)
+        return (
+            leader is not None
+            and leader._content == content
+            and leader._params is ticket._params
+            and leader.tenant == ticket.tenant
+            and self._desk.join(leader, handle, digest, ticket)
+        )

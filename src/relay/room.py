@@ -1,0 +1,165 @@
+"""Waiting for room: the line of those who want a place in a full queue.
+
+Used only while the queue is full. Places are promised to those in line, most urgent first, so that callers who do not
+wait cannot slip in before them. Any thread may call any method. A promised place is used up by the waiter's next
+admission or given back by `leave`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from relay._backend import heap, queue
+from relay.clock import Clock
+from relay.errors import Closed, Overloaded
+
+MAX_WAITING = 65_536
+
+
+class _Waiter:
+    """One who waits: a thread behind a lock, or a coroutine behind a future."""
+
+    __slots__ = ("closed", "future", "gate", "index", "loop", "promised")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.loop = loop
+        self.promised = self.closed = False
+        self.index = -1
+        if loop is None:
+            self.gate = threading.Lock()
+            self.gate.acquire()
+        else:
+            self.future: asyncio.Future[None] = loop.create_future()
+
+    def wake(self) -> None:
+        if self.loop is None:
+            self.gate.release()
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._wake_future)
+        except RuntimeError:
+            pass  # its loop is closed, so its task was cancelled and has left the line, or never will
+
+    def _wake_future(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class Room:
+    """The line before one queue.
+
+    Attributes:
+        waiting: How many stand in line; read without a lock to skip the line when nobody does.
+    """
+
+    def __init__(self, requests: queue.RequestQueue, clock: Clock) -> None:
+        self._requests = requests
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._heap = heap.PriorityHeap(MAX_WAITING)
+        self._waiters: dict[int, _Waiter] = {}
+        self._spare = list(range(MAX_WAITING))
+        self._closed = False
+        self.waiting = 0
+
+    def wait(self, key: int, until_ns: int | None) -> bool:
+        """Block until a place is promised. False if the time came first.
+
+        Raises:
+            Closed: The relay was closed meanwhile.
+            Overloaded: Too many wait already.
+        """
+        waiter = self._join(key, None)
+        try:
+            self._clock.park(waiter.gate, until_ns)
+        except BaseException:
+            if self._leave(waiter):
+                self._give_back()
+            raise
+        return self._outcome(waiter)
+
+    async def wait_async(self, key: int, until_ns: int | None) -> bool:
+        """As `wait`, for a coroutine."""
+        waiter = self._join(key, asyncio.get_running_loop())
+        limit = None if until_ns is None else max(0.0, (until_ns - self._clock.now_ns()) / 1e9)
+        try:
+            await asyncio.wait_for(waiter.future, limit)
+        except TimeoutError:
+            pass
+        except BaseException:
+            if self._leave(waiter):
+                self._give_back()
+            raise
+        return self._outcome(waiter)
+
+    def grant(self) -> None:
+        """Promise the places that are free to those in line."""
+        while self.waiting:
+            with self._lock:
+                if not len(self._heap) or not self._requests.promise():
+                    return
+                waiter = self._waiters.pop(self._heap.pop())
+                self._drop(waiter)
+                waiter.promised = True
+            waiter.wake()
+
+    def close(self) -> None:
+        """Send everyone away."""
+        with self._lock:
+            self._closed = True
+            waiters = list(self._waiters.values())
+            for waiter in waiters:
+                waiter.closed = True
+                self._heap.remove(waiter.index)
+                self._drop(waiter)
+            self._waiters.clear()
+        for waiter in waiters:
+            waiter.wake()
+
+    def _join(self, key: int, loop: asyncio.AbstractEventLoop | None) -> _Waiter:
+        waiter = _Waiter(loop)
+        with self._lock:
+            if self._closed:
+                raise closed_error()
+            if not self._spare:
+                raise Overloaded(
+                    f"{MAX_WAITING} callers already wait for room in the queue; retry later or slow down",
+                    reason="queue_full",
+                )
+            waiter.index = self._spare.pop()
+            self._waiters[waiter.index] = waiter
+            self._heap.push(key, waiter.index)
+            self.waiting += 1
+        # A place may have become free between the refusal and now; whoever freed it saw nobody in line.
+        self.grant()
+        return waiter
+
+    def _drop(self, waiter: _Waiter) -> None:
+        self._spare.append(waiter.index)
+        self.waiting -= 1
+
+    def _leave(self, waiter: _Waiter) -> bool:
+        """Leave the line. True if a place had been promised, which is now the caller's."""
+        with self._lock:
+            if self._waiters.get(waiter.index) is waiter:
+                del self._waiters[waiter.index]
+                self._heap.remove(waiter.index)
+                self._drop(waiter)
+            return waiter.promised
+
+    def _outcome(self, waiter: _Waiter) -> bool:
+        if self._leave(waiter):
+            return True
+        if waiter.closed:
+            raise closed_error()
+        return False
+
+    def _give_back(self) -> None:
+        self._requests.forgo()
+        self.grant()
+
+
+def closed_error() -> Closed:
+    """The error for anything asked of a closed relay."""
+    return Closed("the relay is closed and takes no more requests; make a new one")

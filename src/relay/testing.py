@@ -1,0 +1,179 @@
+"""For tests of code that uses relay: a clock that moves when told, a model that runs when told, and checks that nothing
+is left behind.
+
+Nothing here sleeps. Everything may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from relay.clock import NS, release_once
+from relay.pool import TokenPool
+from relay.relay import Relay
+
+
+class FakeClock:
+    """A clock that stands still until `advance`.
+
+    Args:
+        start: The time it shows at first, in seconds.
+    """
+
+    def __init__(self, start: float = 1_000.0) -> None:
+        self._now_ns = int(start * NS)
+        self._lock = threading.Lock()
+        self._sleepers: list[tuple[int, threading.Lock, threading.Event]] = []
+        self._changed = threading.Condition(self._lock)
+        self._parked = 0
+
+    def now_ns(self) -> int:
+        """The time it shows, in nanoseconds."""
+        return self._now_ns
+
+    def park(self, gate: threading.Lock, until_ns: int | None) -> bool:
+        """Wait for the gate, or until somebody has advanced the clock to `until_ns`."""
+        timed_out = threading.Event()
+        entry = (until_ns if until_ns is not None else 1 << 62, gate, timed_out)
+        with self._changed:
+            if until_ns is not None and until_ns <= self._now_ns:
+                return gate.acquire(False)
+            self._sleepers.append(entry)
+            self._parked += 1
+            self._changed.notify_all()
+        try:
+            gate.acquire()
+        finally:
+            with self._changed:
+                self._parked -= 1
+                if entry in self._sleepers:
+                    self._sleepers.remove(entry)
+        return not timed_out.is_set()
+
+    def advance(self, seconds: float) -> None:
+        """Move on, waking all whose time has come."""
+        with self._changed:
+            self._now_ns += int(seconds * NS)
+            due = [entry for entry in self._sleepers if entry[0] <= self._now_ns]
+            for entry in due:
+                self._sleepers.remove(entry)
+                entry[2].set()
+        for _, gate, _ in due:
+            release_once(gate)
+
+    def wait_for_sleepers(self, count: int, timeout: float = 30.0) -> None:
+        """Wait until `count` threads are parked on this clock.
+
+        Raises:
+            TimeoutError: They did not come within `timeout` real seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._parked >= count, timeout):
+                raise TimeoutError(f"{self._parked} threads are parked on the clock, not {count}, after {timeout} s")
+
+
+class FakeModel:
+    """A model that records its batches, and runs them at once or when told.
+
+    Args:
+        function: Gets one item, gives one row.
+        held: Start with calls held: each waits for `release`.
+
+    Attributes:
+        batches: The items of every batch, in the order of the calls.
+    """
+
+    def __init__(self, function: Callable[[Any], Any] = lambda item: item, *, held: bool = False) -> None:
+        self._function = function
+        self._held = held
+        self._permits = threading.Semaphore(0)
+        self._state = threading.Condition()
+        self._running = 0
+        self._error: BaseException | None = None
+        self.batches: list[list[Any]] = []
+
+    def __call__(self, batch: Any, **params: Any) -> list[Any]:
+        items = list(batch) if isinstance(batch, list) else list(batch.items)
+        with self._state:
+            self.batches.append(items)
+            self._running += 1
+            self._state.notify_all()
+        try:
+            if self._held:
+                self._permits.acquire()
+            with self._state:
+                error, self._error = self._error, None
+            if error is not None:
+                raise error
+            return [self._function(item) for item in items]
+        finally:
+            with self._state:
+                self._running -= 1
+                self._state.notify_all()
+
+    def hold(self) -> None:
+        """From the next call on, wait for `release`."""
+        self._held = True
+
+    def release(self, calls: int = 1) -> None:
+        """Let this many held calls go on."""
+        self._permits.release(calls)
+
+    def free(self) -> None:
+        """Hold no more calls, and let those go that are held."""
+        self._held = False
+        self._permits.release(1_000_000)
+
+    def fail_next(self, error: BaseException) -> None:
+        """Raise `error` from the next call that goes on."""
+        with self._state:
+            self._error = error
+
+    def wait_until_running(self, timeout: float = 30.0) -> None:
+        """Wait until a call is under way.
+
+        Raises:
+            TimeoutError: None came within `timeout` real seconds.
+        """
+        with self._state:
+            if not self._state.wait_for(lambda: self._running > 0, timeout):
+                raise TimeoutError(f"the model was not called within {timeout} s")
+
+
+@contextmanager
+def paused(relay: Relay[Any, Any], model: FakeModel, plug: Any = None) -> Iterator[None]:
+    """Keep a relay's lane busy for the length of the block, so that what is submitted inside stays queued.
+
+    Args:
+        relay: The relay.
+        model: Its model.
+        plug: The item that keeps the lane busy.
+    """
+    model.hold()
+    ticket = relay.submit(plug)
+    model.wait_until_running()
+    try:
+        yield
+    finally:
+        model.free()
+        ticket.result(30)
+
+
+def assert_idle(*parts: Relay[Any, Any] | TokenPool) -> None:
+    """Recount relays and pools and make sure that nothing is held, queued or waiting.
+
+    Raises:
+        AssertionError: Something is.
+    """
+    for part in parts:
+        part.check()
+        snapshot = part.snapshot()
+        fields: Sequence[str] = (
+            ("held", "waiting") if isinstance(part, TokenPool) else ("admitted", "queued", "waiting", "open")
+        )
+        left = {name: getattr(snapshot, name) for name in fields if getattr(snapshot, name)}
+        if left:
+            raise AssertionError(f"{part!r} is not idle: {left}")
