@@ -345,25 +345,20 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys
     assert "pip install 'relay-inference[serve]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("backend", ["native", "pure"])
-def test_backend_option_starts_over_with_it(backend: str) -> None:
-    if backend == "native" and relay.backend != "native":
-        pytest.skip("no native parts here")
-    other = {"native": "pure", "pure": "native"}[backend]
-    if relay.backend != "native":
-        other = "pure"
-    words = [sys.executable, "-c", PROCESS, "doctor", "--backend", backend, "--json"]
-    env = {
-        **os.environ,
-        "RELAY_BACKEND": other,
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(Path(relay.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        ),
-    }
+def test_backend_option_starts_over_with_it() -> None:
+    source = str(Path(relay.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
+    env.pop("RELAY_BACKEND", None)
+    words = [sys.executable, "-m", "relay.cli", "doctor", "--json", "--backend", "pure"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     values = {finding["name"]: finding["value"] for finding in json.loads(done.stdout)}
-    assert values["backend"].startswith(backend)
+    assert values["backend"] == "pure, forced by RELAY_BACKEND=pure"
+
+
+def test_backend_option_that_runs_already_changes_nothing(capsys: pytest.CaptureFixture[str], toy: Toy) -> None:
+    assert main(["embed", "nowhere.txt", "-o", "out.npy", "--backend", relay.backend]) == 2
+    assert "nowhere.txt is not there" in capsys.readouterr().err
 
 
 def test_tuning_is_the_command_lines_and_not_the_librarys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import pytest
 from conftest import Core
@@ -50,6 +51,14 @@ def test_every_bit_and_the_length_count(core: Core, size: int, rng: random.Rando
         flipped[bit >> 3] ^= 1 << (bit & 7)
         seen.add(table.hash(bytes(flipped)))
     assert len(seen) == (8 * size + 3 if size else 2)
+
+
+@pytest.mark.parametrize("size", [15, 24, 70])
+def test_each_half_alone_tells_apart_what_differs_in_two_bits(core: Core, size: int, rng: random.Random) -> None:
+    table = core.dedup.Dedup(1)
+    pairs = rng.sample(list(combinations(range(8 * size), 2)), 7000)
+    hashes = [table.hash((1 << i ^ 1 << j).to_bytes(size, "little")) for i, j in pairs]
+    assert len({h >> 64 for h in hashes}) == len({h & (1 << 64) - 1 for h in hashes}) == len(pairs)
 
 
 def test_repeats_of_one_character_differ(core: Core) -> None:

@@ -9,6 +9,8 @@ import csv
 import http.client
 import json
 import os
+import resource
+import selectors
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -347,6 +349,32 @@ def test_h1_trickling_clients_are_cut_and_running_requests_are_not() -> None:
         assert not honest.done()  # it has run longer than the limit
         toy.gate.set()
         assert honest.result(30)[0] == 200
+
+
+@pytest.mark.long
+def test_h1_a_thousand_trickling_sockets_leave_honest_traffic_alone() -> None:
+    wanted = min(1000, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100) // 2)
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\nx-long: "
+    with running(receipt_timeout=3) as server, contextlib.ExitStack() as stack:
+        socks = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30)) for _ in range(wanted)
+        ]
+        for index, sock in enumerate(socks):
+            sock.sendall(head + b"x\r\n\r\n{" if index % 2 else head)
+        left, honest = list(socks), 0
+        poll = stack.enter_context(selectors.DefaultSelector())
+        for sock in socks:
+            poll.register(sock, selectors.EVENT_READ)
+        while left:
+            assert server.post({"input": f"honest {honest}"})[0] == 200
+            honest += 1
+            for sock in left[honest % 20 :: 20]:
+                with contextlib.suppress(OSError):
+                    sock.sendall(b" ")
+            for key, _ in poll.select(0):  # an answer, or the end
+                poll.unregister(key.fileobj)
+                left.remove(cast("socket.socket", key.fileobj))
+        assert honest > 20
 
 
 def test_d13_health_answers_while_a_huge_text_is_taken_in() -> None:

@@ -7,6 +7,7 @@ on standard error and an exit code: 0 done, 1 failed, 2 wrong usage, 130 interru
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -70,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser(command).parse_args(given)
         _take_backend(args.backend, given)
-        code = args.run(args)
-        return int(code)
+        code = int(args.run(args))
+        if argv is None:
+            gc.freeze()  # this process ends now; taking torch's objects apart one by one would take it another second
+        return code
     except KeyboardInterrupt:
         print("\nrelay: interrupted", file=sys.stderr)
         return 130

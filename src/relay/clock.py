@@ -6,10 +6,13 @@ API and integer nanoseconds (`_ns`) inside.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+log = logging.getLogger("relay")
 
 NS = 1_000_000_000
 FOREVER_NS = 1 << 62
@@ -108,8 +111,9 @@ class Alarm:
             if self._thread is None:
                 with self._start:
                     if self._thread is None and not self._stopping:
-                        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                        self._thread.start()
+                        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                        thread.start()
+                        self._thread = thread  # not before it runs, for `alive` looks at it
             release_once(self._gate)
 
     def stop(self) -> None:
@@ -122,7 +126,12 @@ class Alarm:
         """True if the thread runs, or has not been needed yet."""
         return self._thread is None or self._thread.is_alive()
 
+    def on_own_thread(self) -> bool:
+        """True on the alarm's own thread."""
+        return threading.current_thread() is self._thread
+
     def _run(self) -> None:
+        self._thread = threading.current_thread()
         while not self._stopping:
             # FOREVER first, so that a deadline armed between the question and the sleep pokes us.
             self._armed_ns = FOREVER_NS
@@ -133,4 +142,7 @@ class Alarm:
                 self._clock.park(self._gate, when)
             if self._stopping:
                 return
-            self._due(self._clock.now_ns())
+            try:
+                self._due(self._clock.now_ns())
+            except BaseException:
+                log.exception("relay: %s failed, which is a bug in relay; it goes on", self._name)

@@ -7,12 +7,13 @@ followers are tickets that share its run (see `merging`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from relay._backend import arena, queue
 from relay.clock import NS, Alarm, Clock
-from relay.errors import Closed, DeadlineExceeded, Overloaded, TooLarge
+from relay.errors import DeadlineExceeded, Overloaded, TooLarge
 from relay.helpers import Helpers
 from relay.limits import Limits
 from relay.outputs import member_error
@@ -61,6 +62,8 @@ class Desk:
         self._start = start
         self.started = False
         self._idle_watchers: list[Callable[[], object]] = []
+        # Held for the few steps from a shared request's waiters to its times; re-entrant, for finalisers may cancel.
+        self._timing = threading.RLock()
         self._alarm = Alarm(clock, f"{name}-alarm", self.queue.next_ns, self._expire)
         self._helpers: Helpers | None = None
         if tokenizer is not None:
@@ -84,6 +87,8 @@ class Desk:
             if claim:
                 self.queue.forgo()
             raise closed_error()
+        if self.room.waiting and not claim:
+            return False  # what is free, or just becomes so, belongs to those in line
         reserve = -1 if self.tokenizer is None else self.tokenizer.reserve(ticket._item)
         arrival_ns, deadline_ns = ticket._arrival_ns, ticket._deadline_ns
         self.open.add(ticket)
@@ -106,8 +111,7 @@ class Desk:
         if self._helpers is not None:
             self._helpers.put(ticket)
         if not self.started:
-            self.started = True
-            self._start()
+            self._get_going((ticket,))
         if self.closed:
             self._send_away(ticket)  # close() ran between the check and the admission and did not see it
         return True
@@ -120,6 +124,8 @@ class Desk:
         """
         if self.refusing:
             raise closed_error()
+        if self.room.waiting:
+            return False
         first = tickets[0]
         self.open.update(tickets)
         handles = self.queue.admit_all(
@@ -141,12 +147,26 @@ class Desk:
         if first._deadline_ns >= 0:
             self._alarm.arm(first._deadline_ns)
         if not self.started:
-            self.started = True
-            self._start()
+            self._get_going(tickets)
         if self.closed:
             for ticket in tickets:
                 self._send_away(ticket)
         return True
+
+    def _get_going(self, tickets: Sequence[Ticket[Any]]) -> None:
+        """Start the lane. If no thread can be had, the first requests are not left behind, and the next try again."""
+        try:
+            self._start()
+        except BaseException:
+            for ticket in tickets:
+                self.cancel(ticket)
+            raise
+        self.started = True
+
+    def withdraw(self, tickets: Iterable[Ticket[Any]]) -> None:
+        """Forget tickets that were entered as open and never admitted."""
+        self.open.difference_update(tickets)
+        self.flush(Replies())
 
     def key(self, ticket: Ticket[Any]) -> int:
         """The order of a ticket among all that wait."""
@@ -180,7 +200,8 @@ class Desk:
             self.open.discard(follower)
             return False
         self.queue.lift(handle, self.key(follower))
-        self._retime(leader, handle)
+        if follower._deadline_ns >= 0 or leader._deadline_ns >= 0 or leader._times is not None:
+            self._extend(leader, handle, follower._deadline_ns)
         self.counts.add("merged")
         return True
 
@@ -194,7 +215,9 @@ class Desk:
         self.counts.add("cancelled")
         owner = self.queue.owner(ticket._handle)
         if owner is not None:
-            self._drop_if_unwanted(owner, ticket._handle)
+            self._leave(owner, ticket)
+            if ticket is owner or not self._wanted(owner):
+                self._drop_if_unwanted(owner, ticket._handle)
         self.flush(replies)
         return True
 
@@ -211,17 +234,24 @@ class Desk:
         replies = Replies()
         for owner in owners:
             self._end_late(owner, now_ns, replies)
-            for ticket in (owner, *self._followers(owner)):
-                # It joined in the very moment the slot was dropped, and has time left: it gets a place of its own.
-                if ticket in self.open and not self._admit_again(ticket):
-                    settle(ticket, None, self.refusal(), replies)
+            for ticket in self._all_of(owner):
+                self._admit_again(ticket, replies)
         self.flush(replies)
 
-    def _admit_again(self, ticket: Ticket[Any]) -> bool:
+    def _admit_again(self, ticket: Ticket[Any], replies: Replies) -> None:
+        """It joined in the very moment the slot was dropped, and has time left: give it a place of its own."""
         try:
-            return self.admit(ticket)
-        except Closed:
-            return False
+            self.open.remove(ticket)  # so that nobody ends it under our hands
+        except KeyError:
+            return
+        try:
+            if self.admit(ticket):
+                return
+            error: BaseException = self.refusal()
+        except BaseException as raised:
+            error = raised
+        self.open.add(ticket)
+        settle(ticket, None, error, replies)
 
     def _end_late(self, owner: Ticket[Any], now_ns: int, replies: Replies) -> None:
         for ticket in (owner, *self._followers(owner)):
@@ -233,6 +263,16 @@ class Desk:
                 )
                 if settle(ticket, None, error, replies):
                     self.counts.add("expired")
+                    self._leave(owner, ticket)
+
+    @staticmethod
+    def _leave(owner: Ticket[Any], ticket: Ticket[Any]) -> None:
+        """Take a follower that has ended off the list, so that those who come and go do not pile up there."""
+        if owner._followers and ticket is not owner:
+            try:
+                owner._followers.remove(ticket)
+            except ValueError:
+                pass  # whoever closes the run has it
 
     def _drop_if_unwanted(self, owner: Ticket[Any], handle: int) -> None:
         """Take a request out of the queue if nobody waits for it any more."""
@@ -246,29 +286,67 @@ class Desk:
 
     def _retime(self, owner: Ticket[Any], handle: int) -> None:
         """Set a shared request's times: looked at when its first waiter's deadline comes, dropped only at its last."""
-        deadlines = [ticket._deadline_ns for ticket in (owner, *self._followers(owner)) if not ticket._done]
-        limited = [deadline for deadline in deadlines if deadline >= 0]
-        last = max(limited) if limited and len(limited) == len(deadlines) else -1
-        first = min(limited, default=-1)
-        if self.queue.set_deadline(handle, last, first) and first >= 0:
+        if owner._deadline_ns < 0 and owner._times is None:
+            return
+        with self._timing:
+            deadlines = [ticket._deadline_ns for ticket in (owner, *self._followers(owner)) if not ticket._done]
+            limited = [deadline for deadline in deadlines if deadline >= 0]
+            last = max(limited) if limited and len(limited) == len(deadlines) else -1
+            first = min(limited, default=-1)
+            owner._times = last, first
+            if not self.queue.set_deadline(handle, last, first):
+                return
+        if first >= 0:
+            self._alarm.arm(first)
+
+    def _extend(self, leader: Ticket[Any], handle: int, deadline_ns: int) -> None:
+        """As `_retime` for one waiter more, however many there are. Those who leave do not shrink the times; the alarm
+        then looks once too often, and sets them anew."""
+        with self._timing:
+            before = leader._times or (leader._deadline_ns, leader._deadline_ns)
+            last, first = before
+            if deadline_ns < 0:
+                last = -1
+            else:
+                last = max(last, deadline_ns) if last >= 0 else -1
+                first = min(first, deadline_ns) if first >= 0 else deadline_ns
+            if before == (last, first):
+                return
+            leader._times = last, first
+            if not self.queue.set_deadline(handle, last, first):
+                return
+        if first >= 0:
             self._alarm.arm(first)
 
     @staticmethod
     def _followers(owner: Ticket[Any]) -> tuple[Ticket[Any], ...]:
         return tuple(owner._followers) if owner._followers else ()
 
+    @staticmethod
+    def _all_of(owner: Ticket[Any]) -> Iterator[Ticket[Any]]:
+        """All waiters of a run that is closed to joiners; each is taken off the list, and so is ours to settle."""
+        yield owner
+        followers = owner._followers
+        while followers:
+            try:
+                yield followers.pop(0)
+            except IndexError:
+                return  # it has just left by itself, having seen that the run is closed
+
     def _wanted(self, owner: Ticket[Any]) -> bool:
         return not owner._done or any(not follower._done for follower in self._followers(owner))
 
     def flush(self, replies: Replies) -> None:
         """Wake the waiters of what has just been settled, and whoever waits for the last request to end."""
+        # One by one: a watcher that is entered meanwhile is seen here, or sees for itself that no request is open.
+        while self._idle_watchers and not self.open:
+            try:
+                replies.calls.append(self._idle_watchers.pop())
+            except IndexError:
+                break  # another thread has just taken the last
         replies.flush()
         if replies.undeliverable:
             self.counts.add("undeliverable", replies.undeliverable)
-        if self._idle_watchers and not self.open:
-            watchers, self._idle_watchers = self._idle_watchers, []
-            for watcher in watchers:
-                watcher()
 
     def made_room(self) -> None:
         """Places have become free: let in those who wait for one."""
@@ -281,17 +359,28 @@ class Desk:
         if not self.open:
             watcher()
 
+    def unwatch(self, watcher: Callable[[], object]) -> None:
+        """Take a watcher back."""
+        try:
+            self._idle_watchers.remove(watcher)
+        except ValueError:
+            pass
+
     # Helper threads.
 
     def _tokenise(self, tickets: list[Ticket[Any]]) -> None:
         assert self.tokenizer is not None
         wanted = []
         for ticket in tickets:
-            if self._wanted(ticket):
-                wanted.append(ticket)
-            else:
-                self._give_up(ticket)
+            if not self._wanted(ticket):
+                self.queue.unbind(ticket._handle)
+                if not self._wanted(ticket):  # nobody joined before it was closed
+                    self._give_up(ticket)
+                    continue
+            wanted.append(ticket)
         encoded = self.tokenizer.encode([ticket._item for ticket in wanted])
+        if len(encoded) != len(wanted):
+            raise RuntimeError(f"the tokenizer returned {len(encoded)} results for {len(wanted)} items")
         now_ns = self.clock.now_ns()
         replies = Replies()
         for ticket, ids in zip(wanted, encoded, strict=True):
@@ -322,7 +411,7 @@ class Desk:
 
     def _fail(self, ticket: Ticket[Any], error: BaseException, replies: Replies) -> None:
         self.queue.unbind(ticket._handle)
-        for member in (ticket, *self._followers(ticket)):
+        for member in self._all_of(ticket):
             if settle(member, None, member_error(error, 1, self.name), replies):
                 self.counts.add("failed")
         self._give_up(ticket)
@@ -346,6 +435,10 @@ class Desk:
         """False if a helper thread or the alarm has died."""
         return self._alarm.alive and (self._helpers is None or self._helpers.healthy)
 
+    def on_own_thread(self) -> bool:
+        """True on a helper thread and on the alarm's."""
+        return self._alarm.on_own_thread() or self._helpers is not None and self._helpers.on_own_thread()
+
     def stop_admitting(self) -> None:
         """Take no more, and send away those who wait for room."""
         self.refusing = True
@@ -365,6 +458,6 @@ class Desk:
         if self.queue.cancel(owner._handle) not in (arena.DROP_FREED, arena.DROP_DEFERRED):
             return
         replies = Replies()
-        for ticket in (owner, *self._followers(owner)):
+        for ticket in self._all_of(owner):
             settle(ticket, None, closed_error(), replies)
         self.flush(replies)

@@ -62,8 +62,11 @@ class Dispatcher:
     def _start(self) -> None:
         with self._start_lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"{self._name}-lane", daemon=True)
-                self._thread.start()
+                # Entered when it runs, here and by itself, whoever is first: `alive` is not to see it half started, and
+                # if it cannot be started the next request tries again.
+                thread = threading.Thread(target=self._serve, name=f"{self._name}-lane", daemon=True)
+                thread.start()
+                self._thread = thread
 
     @property
     def alive(self) -> bool:
@@ -87,9 +90,9 @@ class Dispatcher:
         """How long the interpreter's exit waits for the lane."""
         return self._limits.exit_grace_s
 
-    def on_lane(self) -> bool:
-        """True on the lane's own thread."""
-        return threading.current_thread() is self._thread
+    def on_own_thread(self) -> bool:
+        """True on the lane's own thread, and on the desk's, which the lane may wait for."""
+        return threading.current_thread() is self._thread or self.desk.on_own_thread()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the lane to end. True if it has."""
@@ -100,6 +103,7 @@ class Dispatcher:
         return not thread.is_alive()
 
     def _serve(self) -> None:
+        self._thread = threading.current_thread()
         desk, requests, now_ns, limits = self.desk, self.desk.queue, self._clock.now_ns, self._limits
         most, most_cost = limits.max_batch_size, limits.max_batch_tokens or 0
         while True:
@@ -138,7 +142,10 @@ class Dispatcher:
         except BaseException as raised:
             error = raised
         run.ended_ns = self._clock.now_ns()
-        self._answer(handles, owners, rows, error, run)
+        try:
+            self._answer(handles, owners, rows, error, run)
+        finally:
+            del error  # whose traceback holds this frame, and so the batch
 
     def _answer(
         self, handles: list[int], owners: list[Ticket[Any]], rows: Any, error: BaseException | None, run: Run
@@ -151,7 +158,7 @@ class Dispatcher:
             row = error if error is not None else rows[index]
             owner._item = owner._content = None
             followers = owner._followers
-            if isinstance(row, BaseException):
+            if issubclass(type(row), BaseException):  # isinstance() would run a row's own __class__
                 failed += 1
                 settle(owner, None, member_error(row, run.size, self._name), replies, run)
                 while followers:

@@ -43,12 +43,13 @@ class Helpers:
         self._threads: list[threading.Thread | None] = [None] * count
         self._lock = threading.Lock()
         self._started = False
+        self._died = False
         self._stopping = False
 
     def put(self, item: Any) -> None:
         """Hand an item over. Never blocks."""
         self._items.put(item)
-        if not self._started:
+        if not self._started or self._died:
             self.start()
 
     def start(self) -> None:
@@ -58,10 +59,12 @@ class Helpers:
                 return
             for index, thread in enumerate(self._threads):
                 if thread is None or not thread.is_alive():
-                    thread = threading.Thread(target=self._run, name=f"{self._name}-{index}", daemon=True)
+                    name = f"{self._name}-{index}"
+                    thread = threading.Thread(target=self._run, args=(index,), name=name, daemon=True)
                     self._threads[index] = thread
                     thread.start()
             self._started = True
+            self._died = False
 
     def stop(self) -> None:
         """Let the threads end when everything handed over is done; does not wait."""
@@ -76,12 +79,25 @@ class Helpers:
             if thread is not None and thread is not threading.current_thread():
                 thread.join(timeout)
 
+    def on_own_thread(self) -> bool:
+        """True on one of the threads."""
+        return threading.current_thread() in self._threads
+
     @property
     def healthy(self) -> bool:
         """False if a thread has died."""
         return not self._started or all(thread is not None and thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
+    def _run(self, index: int) -> None:
+        try:
+            self._serve()
+        finally:
+            with self._lock:
+                if not self._stopping:
+                    self._threads[index] = None
+                    self._died = True
+
+    def _serve(self) -> None:
         while True:
             item = self._items.get()
             if item is None:
@@ -99,8 +115,8 @@ class Helpers:
             try:
                 self._work(chunk)
             except BaseException as error:
-                log.exception("relay: %s failed on a chunk of %d items", self._name, len(chunk))
                 self._fail(chunk, error)
+                log.exception("relay: %s failed on a chunk of %d items", self._name, len(chunk))
             del item, chunk  # keep nothing alive while waiting
 
     def _fail(self, chunk: list[Any], error: BaseException) -> None:

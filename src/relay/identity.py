@@ -48,8 +48,7 @@ def intern_params(params: Mapping[str, Any] | None) -> Params | None:
     for name in params:
         if not isinstance(name, str):
             raise TypeError(f"params must be named by str, got {name!r}")
-    # The type is part of the key: 1, 1.0 and True are equal, but not the same parameter.
-    key = tuple((name, type(params[name]).__qualname__, params[name]) for name in sorted(params))
+    key = tuple((name, _typed(params[name])) for name in sorted(params))
     try:
         known = _living.get(key)
     except TypeError:
@@ -59,6 +58,16 @@ def intern_params(params: Mapping[str, Any] | None) -> Params | None:
     if known is None:
         known = _living.setdefault(key, Params(dict(params), next(_numbers) & 0x7FFFFFFF))
     return known
+
+
+def _typed(value: Any) -> Any:
+    """A parameter with its types: 1, 1.0 and True are equal, and so are 0.0 and -0.0, but not the same parameter."""
+    kind = type(value)
+    if kind is tuple:
+        return (kind, *map(_typed, value))
+    if kind is frozenset:
+        return (kind, frozenset(map(_typed, value)))
+    return (kind, repr(value) if kind is float else value)
 
 
 def content_of(item: Any) -> str | bytes | None:

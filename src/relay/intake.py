@@ -80,12 +80,20 @@ class Intake(Generic[In, Out]):
         Raises:
             TypeError: One of them is unknown.
         """
-        unknown = request.keys() - {"priority", "deadline", "tenant", "params"}
-        if unknown:
-            raise TypeError(
-                f"unexpected keyword arguments: {', '.join(sorted(unknown))}; the model's own go into params={{...}}"
-            )
+        _refuse_unknown(request)
         return self.ticket(item, **request)
+
+    def check_shared(self, timeout: float | None, request: Mapping[str, Any]) -> None:
+        """Check the keywords that many items share, so that what is wrong with them is not taken for an item's error.
+
+        Raises:
+            ValueError, TypeError: One of them is not valid.
+        """
+        _refuse_unknown(request)
+        limit_ns(timeout, "timeout")
+        tier(request["priority"])
+        limit_ns(request.get("deadline"), "deadline")
+        intern_params(request.get("params"))
 
     def submit_waiting(self, item: In, timeout: float | None, **request: Any) -> Ticket[Out]:
         """Make a ticket and place it, blocking until there is room.
@@ -93,11 +101,11 @@ class Intake(Generic[In, Out]):
         Raises:
             Overloaded: There was none within `timeout` seconds.
         """
+        limit, until_ns = self.limits(timeout)
         ticket = self.ticket_of(item, **request)
         if self.place(ticket):
             return ticket
         warn_if_on_loop(f"waiting for room in {self._desk.name!r}", "use run_async() or map_async()")
-        limit, until_ns = self._limits(timeout)
         while limit != 0 and self._desk.room.wait(self._desk.key(ticket), until_ns):
             if self._desk.admit(ticket, claim=True):
                 return ticket
@@ -105,7 +113,7 @@ class Intake(Generic[In, Out]):
 
     async def wait_for_place_async(self, ticket: Ticket[Out], timeout: float | None) -> None:
         """Wait for room for a ticket that found none, without blocking the loop. Raises as `submit_waiting`."""
-        limit, until_ns = self._limits(timeout)
+        limit, until_ns = self.limits(timeout)
         while limit != 0 and await self._desk.room.wait_async(self._desk.key(ticket), until_ns):
             if self._desk.admit(ticket, claim=True):
                 return
@@ -117,7 +125,14 @@ class Intake(Generic[In, Out]):
         ticket._error, ticket._done = error, True
         return ticket
 
-    def _limits(self, timeout: float | None) -> tuple[int | None, int | None]:
+    def limits(self, timeout: float | None) -> tuple[int | None, int | None]:
+        """A timeout in nanoseconds, and the moment when it is over.
+
+        Raises:
+            ValueError: It is negative or NaN.
+        """
+        if timeout is None:
+            return None, None
         limit = limit_ns(timeout, "timeout")
         return limit, None if limit is None else self._now_ns() + limit
 
@@ -125,6 +140,14 @@ class Intake(Generic[In, Out]):
         error = self._desk.refusal()
         error.add_note(f"waited for room for timeout={timeout} s")
         return error
+
+
+def _refuse_unknown(request: Mapping[str, Any]) -> None:
+    unknown = request.keys() - {"priority", "deadline", "tenant", "params"}
+    if unknown:
+        raise TypeError(
+            f"unexpected keyword arguments: {', '.join(sorted(unknown))}; the model's own go into params={{...}}"
+        )
 
 
 def check_model(model: object) -> None:

@@ -50,7 +50,13 @@ class Limits:
             raise ValueError(f"max_queue must be at most {state.MAX_SLOTS}, got {self.max_queue}")
 
     def ids_capacity(self, max_length: int) -> int:
-        """Room for input ids, given the longest row."""
+        """Room for input ids, given the longest row.
+
+        Raises:
+            ValueError: `max_ids` is less than one such row.
+        """
+        if self.max_ids is not None and self.max_ids < max_length:
+            raise ValueError(f"max_ids must be at least {max_length}, one row of max_length ids, got {self.max_ids}")
         return self.max_ids if self.max_ids is not None else max(self.max_queue * 64, 4 * max_length)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from relay.desk import Desk
 from relay.identity import content_of
+from relay.room import closed_error
 from relay.ticket import Ticket
 
 
@@ -37,6 +38,8 @@ class Merger:
         content = self._content(ticket)
         if content is None:
             return self._desk.admit(ticket)
+        if self._desk.refusing:
+            raise closed_error()
         digest = self._digest(content, ticket)
         if self._share(content, digest, ticket):
             return True
@@ -49,37 +52,46 @@ class Merger:
     def place_all(self, tickets: Sequence[Ticket[Any]]) -> bool:
         """As `place`, for all of `tickets` or none of them; equal ones among them share one run, too."""
         desk = self._desk
+        if desk.refusing:
+            raise closed_error()
         if len(tickets) > desk.queue.free:
             return False
+        contents = [self._content(ticket) for ticket in tickets]  # first of all, for it may raise
         leaders: list[Ticket[Any]] = []
-        joined: list[Ticket[Any]] = []
+        joined: list[Ticket[Any]] = []  # of runs under way
+        inner: list[Ticket[Any]] = []  # of runs that others among `tickets` lead
         digests: dict[int, Ticket[Any]] = {}
-        for ticket in tickets:
-            content = self._content(ticket)
+        for ticket, content in zip(tickets, contents, strict=True):
             if content is None:
                 leaders.append(ticket)
                 continue
             digest = self._digest(content, ticket)
             first = digests.get(digest)
-            if first is not None and first._content == content and first._followers is not None:
-                first._followers.append(ticket)
-                joined.append(ticket)
+            followers = first._followers if first is not None and first._content == content else None
+            if followers is not None and len(followers) < desk.limits.max_followers:
+                followers.append(ticket)
+                inner.append(ticket)
             elif self._share(content, digest, ticket):
                 joined.append(ticket)
             else:
                 ticket._content, ticket._followers = content, []
                 leaders.append(ticket)
                 digests.setdefault(digest, ticket)
-        desk.open.update(joined)
-        if leaders and not desk.admit_all(leaders):
-            for ticket in joined:
-                desk.cancel(ticket)
+        desk.open.update(inner)  # and never those who joined a run, for it may have ended
+        admitted = False
+        try:
+            admitted = not leaders or desk.admit_all(leaders)
+        finally:
+            if not admitted:
+                for ticket in joined + inner:
+                    desk.cancel(ticket)
+        if not admitted:
             return False
         for digest, leader in digests.items():
             desk.queue.bind(digest, leader._handle)
-            for follower in leader._followers or ():
+            for follower in tuple(leader._followers or ()):
                 follower._handle = leader._handle
-        desk.counts.add("merged", len(joined))
+        desk.counts.add("merged", len(inner))
         return True
 
     def _content(self, ticket: Ticket[Any]) -> str | bytes | None:

@@ -192,7 +192,13 @@ def load(
                 f"a reranker has one label, {folder} has {config.num_labels}; load it with task='classify' instead"
             )
         pooling, normalize = pooling_of(folder) if task == "embed" else ("cls", False)
-        tokenizer = FastTokenizer(folder / "tokenizer.json", longest(folder, config, max_length), config.pad_token_id)
+        limit = longest(folder, config, max_length)
+        try:
+            tokenizer = FastTokenizer(folder / "tokenizer.json", limit, config.pad_token_id)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise LoadFailed(f"{folder / 'tokenizer.json'} could not be read: {error}") from error
         auto = transformers.AutoModel if task == "embed" else transformers.AutoModelForSequenceClassification
         try:
             network, report = auto.from_pretrained(folder, local_files_only=True, output_loading_info=True)

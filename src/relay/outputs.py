@@ -66,25 +66,58 @@ def rows_of(output: Any, count: int) -> Sequence[Any]:
 
 def member_error(error: BaseException, size: int, name: str) -> BaseException:
     """The error that one member of a failed batch gets: its own copy, so that tracebacks do not mix, with a note naming
-    the batch.
+    the batch. Never raises, whatever the error's own code does.
 
     StopIteration ends generators, CancelledError looks like the waiter's own cancel, and KeyboardInterrupt and
-    SystemExit would stop the waiter's
-    event loop: raised by a model they are none of that, so they come wrapped in a `ModelError`.
+    SystemExit would stop the waiter's event loop: raised by a model they are none of that, so they come wrapped in a
+    `ModelError`.
     """
-    if isinstance(error, StopIteration | asyncio.CancelledError) or not isinstance(error, Exception):
-        own: BaseException = ModelError(f"the model raised {type(error).__name__}: {error}")
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | asyncio.CancelledError):
+        own: BaseException = ModelError(f"the model raised {type(error).__name__}{_text(error)}")
         own.__cause__ = error
     else:
-        try:
-            own = copy.copy(error)
-        except Exception:
-            own = error
-        if type(own) is not type(error) or own.args != error.args:
-            own = error
-        own.__traceback__ = error.__traceback__
-        own.__cause__ = error.__cause__
-        own.__suppress_context__ = error.__suppress_context__
+        own = _copy(error)
     if size > 1 and own is not error:
         own.add_note(f"raised for a batch of {size} of relay {name!r}")
     return own
+
+
+def _copy(error: Exception) -> Exception:
+    """A second object that equals `error`, or `error` itself where none can be made."""
+    try:
+        own = _twin(error)
+    except BaseException:
+        return error
+    own.__traceback__ = error.__traceback__
+    own.__cause__ = error.__cause__
+    own.__context__ = error.__context__
+    own.__suppress_context__ = error.__suppress_context__
+    notes = getattr(error, "__notes__", None)
+    if notes is not None:
+        own.__notes__ = list(notes)  # the list itself would be shared, and collect the notes of all members
+    return own
+
+
+def _twin(error: Exception) -> Exception:
+    kind = type(error)
+    try:
+        own = copy.copy(error)
+        if own is not error and type(own) is kind and own.args == error.args:
+            return own
+    except Exception:
+        pass
+    # Its constructor takes something else than `args`. All that a plain exception is lies in its args and its dict.
+    base = next(known for known in kind.__mro__ if known.__module__ == "builtins")
+    if base.__basicsize__ != BaseException.__basicsize__:
+        return error
+    own = kind.__new__(kind, *error.args)
+    own.args = error.args
+    own.__dict__.update(error.__dict__)
+    return own
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f": {error}"
+    except BaseException:
+        return ""

@@ -20,6 +20,7 @@ _NAMES = {"realtime": REALTIME, "interactive": INTERACTIVE, "batch": BATCH}
 _TIME_BITS = 55
 # In steps of 64 ns, 55 bits last 73 years; what falls into one step keeps its order of arrival.
 _STEP_BITS = 6
+_LONGEST_NS = 1 << 60  # 36 years: longer allowances would carry into the tier's bits
 MAX_PRIORITY = 255
 
 
@@ -66,7 +67,7 @@ class DynamicPriority:
         current = named[min(named)]
         for priority in range(MAX_PRIORITY + 1):
             current = named.get(priority, current)
-            self.allowance_ns[priority] = int(current * NS)
+            self.allowance_ns[priority] = int(min(current * NS, _LONGEST_NS))
 
     def key(self, priority: int, arrival_ns: int, deadline_ns: int = -1) -> int:
         """The key of a request.

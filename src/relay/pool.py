@@ -13,13 +13,14 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from relay._backend import backend, timers
 from relay._backend import permits as core
-from relay.clock import MONOTONIC, Alarm, Clock, limit_ns
-from relay.errors import AcquireTimeout, Closed, Overloaded
+from relay.clock import MONOTONIC, Alarm, Clock, limit_ns, release_once
+from relay.errors import AcquireTimeout, Closed, Overloaded, StaleToken
 from relay.policy import INTERACTIVE, DynamicPriority, Priority, tier
 from relay.stats import PoolSnapshot
 from relay.ticket import warn_if_on_loop
@@ -52,7 +53,7 @@ class _Waiter:
     def wake(self) -> None:
         """Raises RuntimeError if its loop is closed."""
         if self.loop is None:
-            self.gate.release()
+            release_once(self.gate)  # a clock may have opened it at the same moment
         elif asyncio._get_running_loop() is self.loop:
             self._finish()
         else:
@@ -99,8 +100,8 @@ class TokenPool(core.Permits):
         self._key = (policy or DynamicPriority()).key
         self._timers = timers.Timers(max(max_waiting, 1))
         self._timed: dict[int, _Waiter] = {}
-        self._timer_lock = threading.Lock()
-        self._alarm = Alarm(self._clock, f"{name}-alarm", self._timers.next_ns, self._time_out)
+        self._timer_lock = threading.RLock()  # a coroutine that is finalised leaves the line, whatever runs then
+        self._alarm = Alarm(self._clock, f"{name}-alarm", self._next_alarm_ns, self._time_out)
         self._executor: ThreadPoolExecutor | None = None
         self._lock_counts = threading.Lock()
         self._timed_out = 0
@@ -123,14 +124,17 @@ class TokenPool(core.Permits):
             ValueError: `timeout` or `priority` is out of range.
         """
         limit = limit_ns(timeout, "timeout")
-        waiter = None
+        level = tier(priority)
+        token = self._try_first(level, limit)
+        if token is not None:
+            return token
+        waiter = _Waiter(None)
         try:
-            waiter, token = self._stand_in_line(tier(priority), None, limit)
-            if token is not None:
-                return token
-            warn_if_on_loop(f"waiting for a token of {self.name!r}", "use acquire_async()")
-            self._clock.park(waiter.gate, None if limit is None else self._clock.now_ns() + limit)
-            token = self.leave(waiter)
+            token = self._join(level, waiter)
+            if token is None:
+                warn_if_on_loop(f"waiting for a token of {self.name!r}", "use acquire_async()")
+                self._clock.park(waiter.gate, None if limit is None else self._clock.now_ns() + limit)
+                token = self.leave(waiter)
         except BaseException:
             self._abandon(waiter)
             raise
@@ -139,20 +143,24 @@ class TokenPool(core.Permits):
     async def acquire_async(self, priority: Priority = INTERACTIVE, *, timeout: float | None = None) -> Token:
         """As `acquire`, for coroutines. A cancelled wait loses no token."""
         limit = limit_ns(timeout, "timeout")
-        waiter, token = self._stand_in_line(tier(priority), asyncio.get_running_loop(), limit)
+        level = tier(priority)
+        token = self._try_first(level, limit)
         if token is not None:
             return token
-        place = waiter.index
+        waiter = _Waiter(asyncio.get_running_loop())
+        place = -1
         try:
-            if limit is not None:
-                self._arm(waiter, place, self._clock.now_ns() + limit)
-            await waiter.future
-            token = self.leave(waiter)
+            token = self._join(level, waiter)
+            if token is None:
+                if limit is not None:
+                    place = self._arm(waiter, self._clock.now_ns() + limit)
+                await waiter.future
+                token = self.leave(waiter)
         except BaseException:
             self._abandon(waiter)
             raise
         finally:
-            if limit is not None:
+            if place >= 0:
                 self._disarm(waiter, place)
         return token if token is not None else self._empty_handed(waiter, timeout)
 
@@ -183,7 +191,8 @@ class TokenPool(core.Permits):
         token = await self.acquire_async(priority, timeout=timeout)
         try:
             if inspect.iscoroutinefunction(function):
-                work: asyncio.Future[Any] = loop.create_task(_hold(token, function(*args)))
+                work: asyncio.Future[Any] = loop.create_task(_hold(token, function, args))
+                work.add_done_callback(partial(_release_unstarted, token))
             else:
                 work = loop.run_in_executor(self._threads(), _call_holding, token, function, args)
         except BaseException:
@@ -228,20 +237,18 @@ class TokenPool(core.Permits):
     def __repr__(self) -> str:
         return f"<TokenPool {self.name!r} {backend} {self.held} of {self.capacity} held, {self.waiting} waiting>"
 
-    def _stand_in_line(
-        self, priority: int, loop: asyncio.AbstractEventLoop | None, limit: int | None
-    ) -> tuple[_Waiter, Token | None]:
-        token = self.try_acquire(priority)
-        if token is not None:
-            return cast("_Waiter", None), token
-        if limit == 0:
+    def _try_first(self, level: int, limit: int | None) -> Token | None:
+        token = self.try_acquire(level)
+        if token is None and limit == 0:
             self._count_timeout()
             raise AcquireTimeout(
-                f"no token of {self.name!r} is free for priority {priority}, and timeout=0 does not wait for one"
+                f"no token of {self.name!r} is free for priority {level}, and timeout=0 does not wait for one"
             )
-        waiter = _Waiter(loop)
-        token = self.acquire_or_join(priority, self._key(priority, self._clock.now_ns()), waiter)
-        if token is None and waiter.index < 0 and waiter.token is None:
+        return token
+
+    def _join(self, level: int, waiter: _Waiter) -> Token | None:
+        token = self.acquire_or_join(level, self._key(level, self._clock.now_ns()), waiter)
+        if waiter.index == core.NO_PLACE:
             with self._lock_counts:
                 self._refused += 1
             raise Overloaded(
@@ -249,21 +256,20 @@ class TokenPool(core.Permits):
                 "retry later or raise it",
                 reason="queue_full",
             )
-        return waiter, token
+        return token
 
-    def _deliver(self, waiter: _Waiter) -> None:
+    def _deliver(self, waiter: _Waiter) -> bool:
         try:
             waiter.wake()
         except RuntimeError:
-            # Its loop closed without cancelling it: it will never take the token, so the next one gets it.
-            if waiter.token is not None:
-                waiter.token.release()
+            return False  # its loop closed without cancelling it: it will never take the token, so the next one gets it
+        return True
 
-    def _abandon(self, waiter: _Waiter | None) -> None:
+    def _abandon(self, waiter: _Waiter) -> None:
         """Leave the line for good; a token given meanwhile goes on to the next."""
-        if waiter is not None:
-            token = self.leave(waiter)
-            if token is not None:
+        token = self.leave(waiter)
+        if token is not None:
+            with contextlib.suppress(StaleToken):  # who found its loop closed has handed it on
                 token.release()
 
     def _empty_handed(self, waiter: _Waiter, timeout: float | None) -> Token:
@@ -285,17 +291,27 @@ class TokenPool(core.Permits):
                 self._executor = ThreadPoolExecutor(self.capacity, thread_name_prefix=f"{self.name}-worker")
             return self._executor
 
-    def _arm(self, waiter: _Waiter, place: int, when_ns: int) -> None:
+    def _arm(self, waiter: _Waiter, when_ns: int) -> int:
+        """Set the timer of the waiter's place. Returns the place, or -1 if it has been woken already."""
         with self._timer_lock:
+            place = waiter.index
+            if place < 0:
+                return -1
+            # If it is woken now and another comes to the same place, that one's timer comes later and stays.
             self._timed[place] = waiter
             self._timers.arm(place, when_ns)
         self._alarm.arm(when_ns)
+        return place
 
     def _disarm(self, waiter: _Waiter, place: int) -> None:
         with self._timer_lock:
             if self._timed.get(place) is waiter:
                 del self._timed[place]
                 self._timers.disarm(place)
+
+    def _next_alarm_ns(self) -> int | None:
+        with self._timer_lock:
+            return self._timers.next_ns()
 
     def _time_out(self, now_ns: int) -> None:
         with self._timer_lock:
@@ -308,39 +324,62 @@ class TokenPool(core.Permits):
 class Lease:
     """A token for the length of a ``with`` or ``async with`` block; see `TokenPool.lease`."""
 
-    __slots__ = ("_pool", "_priority", "_timeout", "_token")
+    __slots__ = ("_entered", "_pool", "_priority", "_timeout", "_token")
 
     def __init__(self, pool: TokenPool, priority: Priority, timeout: float | None) -> None:
         self._pool = pool
         self._priority = priority
         self._timeout = timeout
         self._token: Token | None = None
+        self._entered = False
 
     def __enter__(self) -> Token:
-        self._token = self._pool.acquire(self._priority, timeout=self._timeout)
-        return self._token
+        self._enter()
+        try:
+            self._token = token = self._pool.acquire(self._priority, timeout=self._timeout)
+        except BaseException:
+            self._entered = False
+            raise
+        return token
 
     def __exit__(self, *error: object) -> None:
-        if self._token is not None:
-            token, self._token = self._token, None
+        token, self._token = self._token, None
+        self._entered = False
+        if token is not None:
             token.release()
 
     async def __aenter__(self) -> Token:
-        self._token = await self._pool.acquire_async(self._priority, timeout=self._timeout)
-        return self._token
+        self._enter()
+        try:
+            self._token = token = await self._pool.acquire_async(self._priority, timeout=self._timeout)
+        except BaseException:
+            self._entered = False
+            raise
+        return token
 
     async def __aexit__(self, *error: object) -> None:
         self.__exit__()
 
+    def _enter(self) -> None:
+        if self._entered:
+            raise RuntimeError("this lease is in use; call lease() again for each block")
+        self._entered = True
 
-async def _hold(token: Token, work: Coroutine[Any, Any, T]) -> T:
+
+async def _hold(token: Token, function: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
     with token:
-        return await work
+        return await function(*args)
 
 
 def _call_holding(token: Token, function: Callable[..., T], args: tuple[Any, ...]) -> T:
     with token:
         return function(*args)
+
+
+def _release_unstarted(token: Token, work: asyncio.Future[Any]) -> None:
+    """A task that is cancelled before its first step never gets to its `with`."""
+    if token.held:
+        token.release()
 
 
 def _retrieve(work: asyncio.Future[Any]) -> None:

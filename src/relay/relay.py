@@ -13,11 +13,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from relay._backend import backend
-from relay.clock import MONOTONIC, Clock, limit_ns, release_once
+from relay.clock import MONOTONIC, NS, Clock, limit_ns, release_once
 from relay.dispatcher import Dispatcher
 from relay.errors import TooLarge
 from relay.intake import Intake, check_model
@@ -154,6 +155,8 @@ class Relay(Generic[In, Out]):
         timeout: float | None = None,
     ) -> Out:
         """As calling the relay, for coroutines. Cancelling it cancels the request."""
+        if timeout is not None:
+            limit_ns(timeout, "timeout")  # a wrong one is refused whether it is needed or not
         ticket = self._ticket(item, priority, deadline, tenant, params)
         if not self._place(ticket):
             await self._intake.wait_for_place_async(ticket, timeout)
@@ -206,10 +209,10 @@ class Relay(Generic[In, Out]):
         try:
             admitted = self._intake.place_all(tickets)
         except BaseException:
-            self._desk.open.discard(group)
+            self._desk.withdraw((group,))
             raise
         if not admitted:
-            self._desk.open.discard(group)
+            self._desk.withdraw((group,))
             raise self._desk.refusal(len(tickets))
         return group
 
@@ -232,18 +235,23 @@ class Relay(Generic[In, Out]):
             **request: As for `submit`.
         """
         request["priority"] = BATCH if priority is None else priority
+        self._intake.check_shared(timeout, request)
         most = max(1, self.limits.max_queue // 2)
         pending: deque[Ticket[Out]] = deque()
         try:
             for item in items:
                 while len(pending) >= most or pending and pending[0].done():
-                    yield _answer(pending.popleft(), return_exceptions)
+                    answer = _answer(pending[0], return_exceptions)
+                    pending.popleft()  # not before it is there: a wait that is interrupted leaves it to be cancelled
+                    yield answer
                 try:
                     pending.append(self._intake.submit_waiting(item, timeout, **request))
                 except (ValueError, TypeError) as error:
                     pending.append(self._intake.failed(error))
             while pending:
-                yield _answer(pending.popleft(), return_exceptions)
+                answer = _answer(pending[0], return_exceptions)
+                pending.popleft()
+                yield answer
         finally:
             for ticket in pending:
                 ticket.cancel()
@@ -259,12 +267,15 @@ class Relay(Generic[In, Out]):
     ) -> AsyncIterator[Out]:
         """As `map`, for coroutines: ``async for y in r.map_async(items)``."""
         request["priority"] = BATCH if priority is None else priority
+        self._intake.check_shared(timeout, request)
         most = max(1, self.limits.max_queue // 2)
         pending: deque[Ticket[Out]] = deque()
         try:
             for item in items:
                 while len(pending) >= most or pending and pending[0].done():
-                    yield await _answer_async(pending.popleft(), return_exceptions)
+                    answer = await _answer_async(pending[0], return_exceptions)
+                    pending.popleft()
+                    yield answer
                 try:
                     ticket = self._intake.ticket_of(item, **request)
                     if not self._place(ticket):
@@ -273,7 +284,9 @@ class Relay(Generic[In, Out]):
                 except (ValueError, TypeError) as error:
                     pending.append(self._intake.failed(error))
             while pending:
-                yield await _answer_async(pending.popleft(), return_exceptions)
+                answer = await _answer_async(pending[0], return_exceptions)
+                pending.popleft()
+                yield answer
         finally:
             for ticket in pending:
                 ticket.cancel()
@@ -328,7 +341,7 @@ class Relay(Generic[In, Out]):
             How many are left when `timeout` seconds are over; 0 if none.
         """
         limit = limit_ns(timeout, "timeout")
-        if self._dispatcher.on_lane():
+        if self._dispatcher.on_own_thread():
             raise RuntimeError(
                 "drain() was called from the relay's own model or callback, where it would wait for itself"
             )
@@ -336,21 +349,29 @@ class Relay(Generic[In, Out]):
         self._desk.stop_admitting()
         gate = threading.Lock()
         gate.acquire()
-        self._desk.when_idle(lambda: release_once(gate))
-        self._clock.park(gate, None if limit is None else self._clock.now_ns() + limit)
+        watcher = partial(release_once, gate)
+        self._desk.when_idle(watcher)
+        try:
+            self._clock.park(gate, None if limit is None else self._clock.now_ns() + limit)
+        finally:
+            self._desk.unwatch(watcher)
         return len(self._desk.open)
 
     async def drain_async(self, timeout: float | None = None) -> int:
         """As `drain`, for coroutines."""
-        limit_ns(timeout, "timeout")
+        limit = limit_ns(timeout, "timeout")
         self._desk.stop_admitting()
         loop = asyncio.get_running_loop()
         idle = asyncio.Event()
-        self._desk.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
+        watcher = partial(loop.call_soon_threadsafe, idle.set)
+        self._desk.when_idle(watcher)
         try:
-            await asyncio.wait_for(idle.wait(), timeout)
+            async with asyncio.timeout(None if limit is None else limit / NS):
+                await idle.wait()
         except TimeoutError:
             pass
+        finally:
+            self._desk.unwatch(watcher)
         return len(self._desk.open)
 
     def close(self) -> None:
@@ -371,9 +392,11 @@ class Relay(Generic[In, Out]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Answer what was taken, then close; after an error, close at once."""
-        if kind is None:
-            self.drain()
-        self.close()
+        try:
+            if kind is None:
+                self.drain()
+        finally:
+            self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -381,9 +404,11 @@ class Relay(Generic[In, Out]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            await self.drain_async()
-        await self.aclose()
+        try:
+            if kind is None:
+                await self.drain_async()
+        finally:
+            await self.aclose()
 
     def __repr__(self) -> str:
         return f"<Relay {self.name!r} {backend} {len(self._desk.open)} open>"

@@ -32,14 +32,16 @@ class _Waiter:
         else:
             self.future: asyncio.Future[None] = loop.create_future()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
+        """False if its loop is closed, so that it never wakes."""
         if self.loop is None:
             self.gate.release()
-            return
+            return True
         try:
             self.loop.call_soon_threadsafe(self._wake_future)
-        except RuntimeError:
-            pass  # its loop is closed, so its task was cancelled and has left the line, or never will
+        except Exception:
+            return False
+        return True
 
     def _wake_future(self) -> None:
         if not self.future.done():
@@ -56,7 +58,7 @@ class Room:
     def __init__(self, requests: queue.RequestQueue, clock: Clock) -> None:
         self._requests = requests
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant, for a coroutine that is thrown away while it waits leaves the line
         self._heap = heap.PriorityHeap(MAX_WAITING)
         self._waiters: dict[int, _Waiter] = {}
         self._spare = list(range(MAX_WAITING))
@@ -84,7 +86,8 @@ class Room:
         waiter = self._join(key, asyncio.get_running_loop())
         limit = None if until_ns is None else max(0.0, (until_ns - self._clock.now_ns()) / 1e9)
         try:
-            await asyncio.wait_for(waiter.future, limit)
+            async with asyncio.timeout(limit):  # wait_for() may swallow a cancel that comes together with the wake-up
+                await waiter.future
         except TimeoutError:
             pass
         except BaseException:
@@ -102,7 +105,8 @@ class Room:
                 waiter = self._waiters.pop(self._heap.pop())
                 self._drop(waiter)
                 waiter.promised = True
-            waiter.wake()
+            if not waiter.wake() and self._leave(waiter):
+                self._requests.forgo()
 
     def close(self) -> None:
         """Send everyone away."""
@@ -140,13 +144,14 @@ class Room:
         self.waiting -= 1
 
     def _leave(self, waiter: _Waiter) -> bool:
-        """Leave the line. True if a place had been promised, which is now the caller's."""
+        """Leave the line. True, once, if a place had been promised, which is now the caller's."""
         with self._lock:
             if self._waiters.get(waiter.index) is waiter:
                 del self._waiters[waiter.index]
                 self._heap.remove(waiter.index)
                 self._drop(waiter)
-            return waiter.promised
+            promised, waiter.promised = waiter.promised, False
+            return promised
 
     def _outcome(self, waiter: _Waiter) -> bool:
         if self._leave(waiter):

@@ -89,7 +89,7 @@ class FakeModel:
     def __init__(self, function: Callable[[Any], Any] = lambda item: item, *, held: bool = False) -> None:
         self._function = function
         self._held = held
-        self._permits = threading.Semaphore(0)
+        self._permits = 0
         self._state = threading.Condition()
         self._running = 0
         self._error: BaseException | None = None
@@ -102,9 +102,9 @@ class FakeModel:
             self._running += 1
             self._state.notify_all()
         try:
-            if self._held:
-                self._permits.acquire()
             with self._state:
+                self._state.wait_for(lambda: not self._held or self._permits > 0)
+                self._permits -= self._held
                 error, self._error = self._error, None
             if error is not None:
                 raise error
@@ -116,16 +116,20 @@ class FakeModel:
 
     def hold(self) -> None:
         """From the next call on, wait for `release`."""
-        self._held = True
+        with self._state:
+            self._held, self._permits = True, 0
 
     def release(self, calls: int = 1) -> None:
         """Let this many held calls go on."""
-        self._permits.release(calls)
+        with self._state:
+            self._permits += calls
+            self._state.notify_all()
 
     def free(self) -> None:
         """Hold no more calls, and let those go that are held."""
-        self._held = False
-        self._permits.release(1_000_000)
+        with self._state:
+            self._held = False
+            self._state.notify_all()
 
     def fail_next(self, error: BaseException) -> None:
         """Raise `error` from the next call that goes on."""

@@ -90,6 +90,7 @@ class Ticket(Generic[Out]):
     _handle = -1
     _ready_ns = 0
     _followers: list[Ticket[Any]] | None = None
+    _times: tuple[int, int] | None = None  # of a leader, once others have joined: their last and first deadline
     _done = False
     _value: Any = None
     _error: BaseException | None = None
@@ -105,9 +106,9 @@ class Ticket(Generic[Out]):
     def __await__(self) -> Generator[Any, None, Out]:
         """Wait for the answer. Cancelling the awaiting task leaves the request alone; see `cancel`."""
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
+        future: asyncio.Future[Out] = loop.create_future()
         self._attach((loop, future))
-        return cast("Generator[Any, None, Out]", future.__await__())
+        return future.__await__()
 
     def result(self, timeout: float | None = None) -> Out:
         """Block until the answer is there.
@@ -287,7 +288,7 @@ class Replies:
         for loop, pairs in self._loops.items():
             try:
                 loop.call_soon_threadsafe(_finish_all, pairs)
-            except RuntimeError:
+            except Exception:  # it has closed; whatever it is, the others' answers must go out
                 self.undeliverable += len(pairs)
         self._loops = {}
         calls, self.calls = self.calls, []
@@ -359,13 +360,13 @@ def warn_if_on_loop(what: str, instead: str) -> None:
     """Warn, once for each place in the caller's code, that a call blocks a running event loop."""
     if asyncio._get_running_loop() is None or "IPython" in sys.modules:
         return
-    frame = sys._getframe(1)
+    frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("relay."):
-        frame = frame.f_back
+        frame, level = frame.f_back, level + 1
     place = (frame.f_code.co_filename, frame.f_lineno)
     if place not in _warned:
         _warned.add(place)
-        warnings.warn(f"{what} blocks the running event loop; {instead}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{what} blocks the running event loop; {instead}", RuntimeWarning, stacklevel=level)
 
 
 def _finish_all(pairs: list[tuple[asyncio.Future[Any], Ticket[Any]]]) -> None:
@@ -384,5 +385,5 @@ def _finish(future: asyncio.Future[Any], ticket: Ticket[Any]) -> None:
 def _call(call: Callable[[], object]) -> None:
     try:
         call()
-    except Exception:
+    except BaseException:  # CancelledError and SystemExit, too: the others' answers must go out
         log.exception("relay: a ticket's callback failed")

@@ -82,10 +82,10 @@ cdef inline int64_t dedup_find(const DedupTable* d, uint64_t lo, uint64_t hi) no
 
 
 # The hash. Multiply two words to 128 bits and fold the halves onto each other: the family of Vladimir Makarov's
-# mum-hash and Wang Yi's wyhash (public domain); code, lanes and key schedule are our own. Folding alone would make 64
-# bits of state; a second accumulator keeps the half that folding loses, so inputs that differ collide only if both
-# agree. It is keyed against prepared collisions, but is no cryptographic hash: content is compared in full before it is
-# shared, so a collision costs a merge and never a wrong answer. Its values are this process's own and never stored.
+# mum-hash and Wang Yi's wyhash (public domain); code, lanes and key schedule are our own. Folding alone would keep 64
+# bits of a lane; a second accumulator keeps the half that folding loses, and both halves of the hash join the lanes
+# under secrets of their own. It is keyed against prepared collisions, but is no cryptographic hash: content is compared
+# in full before it is shared, so a collision costs a merge and never a wrong answer.
 
 cdef inline uint64_t word_at(const uint8_t* p) noexcept nogil:
     cdef uint64_t word
@@ -119,12 +119,12 @@ cdef inline uint64_t hash_spread(uint64_t x, uint64_t secret) noexcept nogil:
 
 
 cdef inline void hash128(const void* data, size_t n, const uint64_t* s, uint64_t* lo, uint64_t* hi) noexcept nogil:
-    # Of the secret, words 0-5 seed the accumulators, 8-15 meet the input, 16-21 join the lanes, 24-25 end.
+    # Of the secret, words 0-5 seed the accumulators, 8-11 meet the input, 12-23 join the lanes, 24-25 end.
     # The last stripe overlaps the one before where n is no multiple; n, in the seeds, tells such inputs apart.
     cdef const uint8_t* p = <const uint8_t*>data
     cdef const uint8_t* last
     cdef uint64_t a0 = s[0] ^ n, a1 = s[1], a2 = s[2], a3 = s[3], b0 = s[4] ^ n, b1 = s[5]
-    cdef uint64_t x = 0, y = 0
+    cdef uint64_t x = 0, y = 0, c
     cdef bint more = True
     if n > 64:      # four chains that do not wait for each other hide the multiplier's latency
         last = p + n - 64
@@ -137,7 +137,9 @@ cdef inline void hash128(const void* data, size_t n, const uint64_t* s, uint64_t
             hash_step(word_at(p + 32), word_at(p + 40), s[10], &a2, &b0)
             hash_step(word_at(p + 48), word_at(p + 56), s[11], &a3, &b1)
             p += 64
+        c = hash_fold(a0 ^ s[12], a2 ^ s[13]) ^ hash_fold(a1 ^ s[14], a3 ^ s[15])
         a0 = hash_fold(a0 ^ s[16], a1 ^ s[17]) ^ hash_fold(a2 ^ s[18], a3 ^ s[19])
+        b0 = hash_fold(b0 ^ s[20], b1 ^ s[21])
     elif n > 16:
         last = p + n - 16
         while more:
@@ -146,6 +148,7 @@ cdef inline void hash128(const void* data, size_t n, const uint64_t* s, uint64_t
                 p = last
             hash_step(word_at(p), word_at(p + 8), s[8], &a0, &b0)
             p += 16
+        c = a0
     else:
         if n >= 8:
             x = word_at(p)
@@ -155,5 +158,6 @@ cdef inline void hash128(const void* data, size_t n, const uint64_t* s, uint64_t
         elif n > 0:
             x = p[0] | (<uint64_t>p[n >> 1] << 8) | (<uint64_t>p[n - 1] << 16)
         hash_step(x, y, s[8], &a0, &b0)
+        c = a0
     lo[0] = hash_spread(a0, s[24])
-    hi[0] = hash_spread(hash_fold(b0 ^ s[20], b1 ^ s[21]), s[25])
+    hi[0] = hash_spread(hash_fold(b0 ^ s[22], c ^ s[23]), s[25])

@@ -280,8 +280,7 @@ A table of fixed capacity from content hashes to handles."""
             raise ValueError(f"handle {named} is out of range: handles are not negative")
         if done == -2:
             raise ValueError(f"handle {named} names slot {slot}: this table has slots 0 to {self.s.capacity - 1}")
-        named = self.s.entries[slot].handle
-        raise ValueError(f"slot {slot} has an entry, of handle {named}: delete that first")
+        raise ValueError(f"slot {slot} has an entry, of handle {self.s.entries[slot].handle}: delete that first")
 
     def find(self, h):
         """Return the handle entered under a hash, or -1."""

@@ -1,22 +1,30 @@
-# cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, initializedcheck=False, embedsignature=True, embedsignature.format=python
-"""RequestQueue: the slots of one model, from admission to the end of the run. `relay._pure.queue` says what each call does.
+# cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
+"""RequestQueue: the slots of one model, from admission to the end of the run. `relay._pure.queue` says what each call
+does.
 
-Any thread may call any method. The GIL is the guard: a method changes everything it changes without running Python code in between, so each call is atomic;
-lists are made before the first change, and owners that are let go are returned or still held by the caller, so no finaliser can come in between either.
+Any thread may call any method. The GIL is the guard: a method changes everything it changes without running Python code
+in between, so each call is atomic; lists are made before the first change, and owners that are let go are returned,
+still held by the caller, or let go last, so no finaliser can come in between either.
 """
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from relay._core._rows cimport ArenaTable, arena_find, rows_blocks_for
 from relay._core.arena cimport (
-    DROP_DEFERRED, DROP_FREED, Arena, arena_commit, arena_drop, arena_handle, arena_lease, arena_live, arena_release, arena_unpin,
+    DROP_DEFERRED, DROP_FREED, Arena, arena_commit, arena_drop, arena_handle, arena_lease, arena_live, arena_release,
+    arena_unpin,
 )
 from relay._core.dedup cimport Dedup, dedup_delete
-from relay._core.heap cimport Heap, PriorityHeap, heap_has, heap_lift, heap_pop_node, heap_push, heap_push_seq, heap_remove
-from relay._core._rows cimport ArenaTable, arena_find, rows_blocks_for
+from relay._core.heap cimport (
+    Heap, PriorityHeap, heap_has, heap_lift, heap_pop_node, heap_push, heap_push_seq, heap_remove,
+)
 from relay._core.state cimport (
-    DROPPED, PINNED, QUEUED, state_bits, state_flags, state_load, state_slot, to_int32, to_int64,
+    BUSY, DROPPED, IDLE, PINNED, QUEUED, state_bits, state_flags, state_load, state_slot, to_int32, to_int64,
 )
 from relay._core.timers cimport Timers, timers_arm, timers_disarm, timers_due_one, timers_next
+
+__all__ = ["FULL", "LOOK_PAST", "NO_BLOCKS", "RequestQueue"]
 
 FULL = -1
 NO_BLOCKS = -2
@@ -33,6 +41,11 @@ cdef struct Node:
 
 
 cdef class RequestQueue:
+    """RequestQueue(capacity, ids_capacity=0, max_length=0, wake=None)
+--
+
+The queue of one model."""
+
     cdef readonly Arena arena           # its table is what all the others index
     cdef PriorityHeap heap
     cdef Timers timers
@@ -42,7 +55,7 @@ cdef class RequestQueue:
     cdef int32_t parked
     cdef int32_t promised
 
-    def __init__(self, capacity, ids_capacity=0, max_length=0, wake=None):
+    def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None):
         self.wake = wake
         self.arena = Arena(capacity, ids_capacity, max_length)
         self.heap = PriorityHeap(capacity)
@@ -51,43 +64,61 @@ cdef class RequestQueue:
         self._owners = [None] * capacity
 
     def admit(self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False):
-        cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns), deadline = to_int64("deadline_ns", deadline_ns)
+        """Leases a slot for a request."""
+        cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
+        cdef int64_t deadline = to_int64("deadline_ns", deadline_ns)
         cdef int32_t size = to_int32("cost", cost), kind = to_int32("group", group), reserve = to_int32("ids", ids)
+        cdef int64_t handle
         if claim:
-            self.promised -= 1
+            self.take_promise()
         elif self.arena.s.free_slots <= self.promised:
             return FULL
-        cdef int64_t handle = self.lease(owner, order, now, deadline, size, kind, reserve)
-        if self.parked:
+        handle = self.lease(owner, order, now, deadline, size, kind, reserve)
+        if self.parked and reserve < 0:
             self.wake_lane()
         return handle
 
     def admit_all(self, owners, key, now_ns, deadline_ns=-1, costs=None, group=0, ids=None):
-        cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns), deadline = to_int64("deadline_ns", deadline_ns)
-        cdef int32_t kind = to_int32("group", group), i, n = len(owners)
-        cdef list handles = [-1] * n
-        if self.arena.s.free_slots - self.promised < n:
-            return None
-        if ids is not None and not self.room_for(ids):
+        """Leases a slot for each of several requests of one key, or for none of them."""
+        cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
+        cdef int64_t deadline = to_int64("deadline_ns", deadline_ns), blocks = 0
+        cdef int32_t kind = to_int32("group", group), count
+        cdef Py_ssize_t n, i
+        cdef bint ready = False
+        cdef list who = list(owners), sizes, reserve, handles
+        n = len(who)
+        sizes = [1] * n if costs is None else [to_int32("cost", cost) for cost in costs]
+        reserve = [-1] * n if ids is None else [to_int32("ids", wanted) for wanted in ids]
+        for name, numbers in (("costs", sizes), ("ids", reserve)):
+            if len(numbers) != n:
+                raise ValueError(f"{len(numbers)} {name} were given for {n} owners; give one for each")
+        handles = [-1] * n
+        for i in range(n):
+            count = reserve[i]
+            ready |= count < 0
+            blocks += rows_blocks_for(min(max(count, 0), self.arena.s.max_length))
+        if self.arena.s.free_slots - self.promised < n or blocks > self.arena.s.free_blocks:
             return None
         for i in range(n):
-            handles[i] = self.lease(
-                owners[i], order, now, deadline, 1 if costs is None else to_int32("cost", costs[i]), kind, -1 if ids is None else to_int32("ids", ids[i])
-            )
-        if self.parked:
+            handles[i] = self.lease(who[i], order, now, deadline, sizes[i], kind, reserve[i])
+        if self.parked and ready:
             self.wake_lane()
         return handles
 
     def promise(self):
-        if self.arena.s.free_slots <= self.promised or rows_blocks_for(self.arena.s.max_length) > self.arena.s.free_blocks:
+        """Sets one free slot aside for someone who waits for room; tells whether there was one."""
+        cdef ArenaTable* a = &self.arena.s
+        if a.free_slots <= self.promised or rows_blocks_for(a.max_length) > a.free_blocks:
             return False
         self.promised += 1
         return True
 
     def forgo(self):
-        self.promised -= 1
+        """Gives a promised slot back."""
+        self.take_promise()
 
     def write(self, handle, ids, split=-1):
+        """Writes a pinned slot's input ids; their number becomes its cost."""
         cdef int32_t slot, length
         if not self.arena.write_ids(handle, ids, split):
             return False
@@ -97,13 +128,15 @@ cdef class RequestQueue:
         return True
 
     def ready(self, handle, now_ns):
+        """Unpins a slot and puts it into the heap; False if it was dropped, is stale, or not pinned."""
         cdef int64_t h = to_int64("handle", handle), now = to_int64("now_ns", now_ns)
         cdef ArenaTable* a = &self.arena.s
         cdef int32_t slot = state_slot(h)
-        cdef bint mine = arena_live(a, h)
+        cdef uint64_t word = arena_find(a, h)
+        if not word & PINNED or state_bits(word) != QUEUED:
+            return False
         if not arena_unpin(a, h):
-            if mine:
-                self.forget(slot, h)
+            self.forget(slot, h)
             return False
         a.ready_ns[slot] = now
         heap_push(&self.heap.s, a.key[slot], slot)
@@ -112,8 +145,9 @@ cdef class RequestQueue:
         return True
 
     def take(self, most, most_cost, now_ns):
-        cdef int64_t now = to_int64("now_ns", now_ns), limit = to_int64("most_cost", most_cost), handle
+        """Chooses the members of a batch and commits them: handles, owners, and the owners of the late."""
         cdef int32_t room = to_int32("most", most), n = 0, n_passed = 0, slot, size, kind = 0, widest = 0, i
+        cdef int64_t limit = to_int64("most_cost", most_cost), now = to_int64("now_ns", now_ns), handle
         cdef ArenaTable* a = &self.arena.s
         cdef Node passed[PASSED]
         cdef Node* node
@@ -139,8 +173,9 @@ cdef class RequestQueue:
             elif limit and <int64_t>(widest if widest > size else size) * (n + 1) > limit:
                 n_passed += 1
                 break
+            if not arena_commit(a, handle):
+                continue
             widest = widest if widest > size else size
-            arena_commit(a, handle)
             a.commit_ns[slot] = now
             timers_disarm(&self.timers.s, slot)
             n += 1
@@ -151,18 +186,21 @@ cdef class RequestQueue:
         return handles, owners, late
 
     def park(self):
+        """Says that a lane is about to sleep; False if something is ready."""
         if self.heap.s.size:
             return False
         self.parked += 1
         return True
 
     def unpark(self):
+        """True if a lane sleeps, and is now the caller's to wake."""
         if not self.parked:
             return False
         self.parked -= 1
         return True
 
     def cancel(self, handle):
+        """Drops a request that is still queued; answers as `Arena.drop`."""
         cdef int64_t h = to_int64("handle", handle)
         cdef int code = arena_drop(&self.arena.s, h)
         if code == DROP_FREED:
@@ -173,6 +211,7 @@ cdef class RequestQueue:
         return code
 
     def finish(self, handles):
+        """Ends the leases of a batch's members."""
         cdef int64_t h
         for handle in handles:
             h = to_int64("handle", handle)
@@ -181,6 +220,7 @@ cdef class RequestQueue:
             self.forget(state_slot(h), h)
 
     def lift(self, handle, key):
+        """Makes a queued request more urgent, keeping its place among equals."""
         cdef int64_t h = to_int64("handle", handle), order = to_int64("key", key)
         cdef int32_t slot = state_slot(h)
         if not self.is_queued(h) or order >= self.arena.s.key[slot]:
@@ -190,7 +230,9 @@ cdef class RequestQueue:
         return True
 
     def set_deadline(self, handle, deadline_ns, alarm_ns=-1):
-        cdef int64_t h = to_int64("handle", handle), deadline = to_int64("deadline_ns", deadline_ns), alarm = to_int64("alarm_ns", alarm_ns)
+        """Sets when a queued request must have been started, and its timer."""
+        cdef int64_t h = to_int64("handle", handle), deadline = to_int64("deadline_ns", deadline_ns)
+        cdef int64_t alarm = to_int64("alarm_ns", alarm_ns)
         if not self.is_queued(h):
             return False
         self.arena.s.deadline_ns[state_slot(h)] = deadline
@@ -201,84 +243,110 @@ cdef class RequestQueue:
         return True
 
     def due(self, now_ns):
+        """Handles and owners of the queued requests whose timer has come."""
         cdef int64_t now = to_int64("now_ns", now_ns)
-        cdef int32_t slot
-        cdef list found = []
-        for slot in self.timers.due(now):
-            found.append((arena_handle(&self.arena.s, slot), self._owners[slot]))
-        return found
+        cdef list handles = [], owners = []     # pairs are made last: a tuple may start a collection
+        cdef int32_t slot = timers_due_one(&self.timers.s, now)
+        while slot >= 0:
+            handles.append(arena_handle(&self.arena.s, slot))
+            owners.append(self._owners[slot])
+            slot = timers_due_one(&self.timers.s, now)
+        return list(zip(handles, owners))
 
     def next_ns(self):
-        cdef int64_t when = timers_next(&self.timers.s)
-        return when if when != INT64_MAX else None
+        """When the earliest timer comes, or None."""
+        return timers_next(&self.timers.s) if self.timers.s.size else None
 
     def digest(self, content):
+        """The keyed hash of a request's content."""
         return self.dedup.hash(content)
 
     def bind(self, digest, handle):
-        return arena_live(&self.arena.s, to_int64("handle", handle)) and self.dedup.insert(digest, handle)
+        """Lets identical requests find `handle` under `digest`."""
+        cdef uint64_t word = arena_find(&self.arena.s, to_int64("handle", handle))
+        return word != 0 and not word & DROPPED and self.dedup.insert(digest, handle)
 
     def find(self, digest):
+        """The handle and owner bound under `digest`, or (-1, None)."""
         cdef int64_t handle = self.dedup.find(digest)
         return (handle, self._owners[state_slot(handle)]) if handle >= 0 else (-1, None)
 
     def unbind(self, handle):
+        """Closes `handle` to joiners."""
         return self.dedup.delete(handle)
 
     def owner(self, handle):
+        """The owner of a lease, or None if it has ended."""
         cdef int64_t h = to_int64("handle", handle)
         return self._owners[state_slot(h)] if arena_live(&self.arena.s, h) else None
 
     def owners(self):
+        """The owners of all leased slots."""
         return [owner for owner in self._owners if owner is not None]
 
     def lengths(self, handles):
+        """How many input ids each of `handles` has."""
         cdef int64_t h
-        return [self.arena.s.length[state_slot(h)] for h in handles]
+        cdef list found = []
+        for handle in handles:
+            h = to_int64("handle", handle)
+            if not arena_live(&self.arena.s, h):
+                self.arena.facts(h)     # says why
+            found.append(self.arena.s.length[state_slot(h)])
+        return found
 
     @property
     def capacity(self):
+        """Slots in all."""
         return self.arena.s.capacity
 
     @property
     def free(self):
+        """Slots free now and promised to nobody."""
         return self.arena.s.free_slots - self.promised
 
     @property
     def queued(self):
+        """Requests ready to run."""
         return self.heap.s.size
 
     def __len__(self):
         return self.arena.s.capacity - self.arena.s.free_slots
 
     def check(self):
+        """Recounts everything; AssertionError if an invariant is broken."""
         cdef int32_t slot
         cdef uint64_t word
         self.arena.check()
         self.heap.check()
         self.timers.check()
         self.dedup.check()
-        if sum([owner is not None for owner in self._owners]) != len(self.arena):
-            raise AssertionError("owners and leases differ in number; this is a bug in relay")
         if self.promised < 0 or self.arena.s.free_slots < self.promised:
-            raise AssertionError(f"{self.promised} places promised, {self.arena.s.free_slots} free; this is a bug in relay")
+            raise AssertionError(
+                f"{self.promised} places promised, {self.arena.s.free_slots} free; this is a bug in relay"
+            )
         for slot in range(self.arena.s.capacity):
             word = state_load(&self.arena.s.word[slot])
+            owned = self._owners[slot] is not None
+            # One that was finished while `gather` reads its row has no owner any more, and is freed by gather.
+            if owned == (state_bits(word) == IDLE or (state_bits(word) == BUSY and word & DROPPED != 0)):
+                raise AssertionError(f"slot {slot} has an owner and no lease, or the reverse; this is a bug in relay")
             if heap_has(&self.heap.s, slot) != (state_bits(word) == QUEUED and not state_flags(word)):
-                raise AssertionError(f"slot {slot} is ready but not in the heap, or the reverse; this is a bug in relay")
+                raise AssertionError(
+                    f"slot {slot} is ready but not in the heap, or the reverse; this is a bug in relay"
+                )
+
+    cdef inline int take_promise(self) except -1:
+        if not self.promised:
+            raise ValueError("no place is promised; call promise() first")
+        self.promised -= 1
+        return 0
 
     cdef int wake_lane(self) except -1:
         if self.wake is not None and self.heap.s.size:
             self.parked -= 1
             self.wake()
         return 0
-
-    cdef bint room_for(self, ids) except -1:
-        cdef int64_t blocks = 0
-        cdef int32_t count
-        for count in ids:
-            blocks += rows_blocks_for(min(max(count, 0), self.arena.s.max_length))
-        return blocks <= self.arena.s.free_blocks
 
     cdef int64_t lease(
         self, object owner, int64_t key, int64_t now, int64_t deadline, int32_t cost, int32_t group, int32_t ids

@@ -8,16 +8,25 @@ itself, so nobody slips in between the wake-up and the waking.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 from relay._pure.arena import Arena
 from relay._pure.heap import PriorityHeap
+from relay._pure.state import MAX_SLOTS, as_int64
 from relay.errors import Closed, StaleToken
+
+__all__ = ["MAX_PRIORITY", "NAMES", "NO_PLACE", "TIERS", "Permits", "Token", "check_priority", "stale_token"]
 
 MAX_PRIORITY = 255
 TIERS = (0, 1, 2)
 """The tiers that have a name of their own."""
+NAMES = {"realtime": 0, "interactive": 1, "batch": 2}
+NO_PLACE = -2
+"""The index of a waiter who found too many in line."""
+
+_BUG = "; this is a bug in relay"
 
 
 def stale_token(action: str) -> StaleToken:
@@ -28,17 +37,32 @@ def stale_token(action: str) -> StaleToken:
 
 
 def check_priority(priority: object) -> int:
-    """Return `priority` as an int of 0 to 255.
+    """Return a priority, given as an int of 0 to 255 or by name, as an int.
 
     Raises:
-        TypeError: It is not an int.
-        ValueError: It is out of range.
+        TypeError: It is neither an int nor a str.
+        ValueError: It is out of range, or no name of a tier.
     """
+    if isinstance(priority, str):
+        if priority.lower() not in NAMES:
+            raise ValueError(
+                f"unknown priority {priority!r}; use one of {', '.join(NAMES)}, or a number from 0 to {MAX_PRIORITY}"
+            )
+        return NAMES[priority.lower()]
     if not isinstance(priority, int):
-        raise TypeError(f"priority must be an int from 0 to 255, got {type(priority).__name__}")
+        raise TypeError(f"priority must be an int from 0 to 255 or a name, got {type(priority).__name__}")
     if not 0 <= priority <= MAX_PRIORITY:
-        raise ValueError(f"priority must be from 0 to 255, got {priority}")
+        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {priority}")
     return int(priority)
+
+
+def _size(name: str, value: int, least: int) -> int:
+    value = as_int64(name, value)
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > MAX_SLOTS:
+        raise ValueError(f"{name} must be at most {MAX_SLOTS}, got {value}")
+    return value
 
 
 class Token:
@@ -95,87 +119,91 @@ class Permits:
         max_waiting: How many may wait at once.
 
     Raises:
-        ValueError: A size is below 1, or the floors exceed the capacity.
+        ValueError: A size is out of range, the floors exceed the capacity, or name one tier twice.
     """
 
+    __slots__ = (
+        "_arena", "_call", "_floor", "_group", "_heaps", "_held", "_idle_waiters", "_parked", "_unfilled",
+        "_unfilled_total", "capacity", "closed", "granted", "max_waiting", "waiting",
+    )  # fmt: skip
+
     def __init__(self, capacity: int, floors: tuple[tuple[int, int], ...] = (), max_waiting: int = 10_000) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
-        if max_waiting < 0:
-            raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
-        if sum(count for _, count in floors) > capacity:
+        capacity, max_waiting = _size("capacity", capacity, 1), _size("max_waiting", max_waiting, 0)
+        named = sorted((check_priority(tier), _size("a reserved count", count, 0)) for tier, count in floors)
+        reserved = sum(count for _, count in named)
+        if reserved > capacity:
             raise ValueError(
-                f"reserved tokens come to {sum(count for _, count in floors)}, but the pool has only {capacity}; "
+                f"reserved tokens come to {reserved}, but the pool has only {capacity}; "
                 "reserve fewer or raise the capacity"
             )
-        named = sorted(floors)
+        if len(dict(named)) < len(named):
+            raise ValueError("tokens are reserved twice for one priority; name each priority once")
         self._group = [0] * (MAX_PRIORITY + 1)
-        for index, (tier, count) in enumerate(named, start=1):
-            if check_priority(tier) != tier or count < 0:
-                raise ValueError(f"a reserved count must be at least 0, got {count} for priority {tier}")
-            above = [other for other in (*TIERS, *(other for other, _ in named)) if other > tier]
+        for index, (tier, _) in enumerate(named, start=1):
+            above = [other for other in (*TIERS, *dict(named)) if other > tier]
             for priority in range(tier, min(above, default=MAX_PRIORITY + 1)):
                 self._group[priority] = index
         self._floor = [0] + [count for _, count in named]
         self._held = [0] * len(self._floor)
         self._unfilled = list(self._floor)
-        self._unfilled_total = sum(self._floor)
+        self._unfilled_total = reserved
         self._arena = Arena(capacity)
         self._heaps = [PriorityHeap(max(max_waiting, 1)) for _ in self._floor]
         self._parked: list[Any] = [None] * max_waiting
         self._idle_waiters = list(range(max_waiting))
-        self._lock = threading.Lock()
+        self._call = _Call(self)
         self.capacity = capacity
         self.max_waiting = max_waiting
         self.waiting = 0
         self.granted = 0
         self.closed = False
 
-    def try_acquire(self, priority: int = 1) -> Token | None:
+    def try_acquire(self, priority: int | str = 1) -> Token | None:
         """Take a token if one is free for this priority, else return None at once.
 
         Args:
-            priority: 0 is the most urgent, 255 the least.
+            priority: 0 is the most urgent, 255 the least; or the name of a tier.
 
         Raises:
-            TypeError: `priority` is not an int.
+            TypeError: `priority` is neither an int nor a name.
             ValueError: `priority` is out of range.
             Closed: The pool is closed.
         """
         priority = check_priority(priority)
-        with self._lock:
+        with self._call:
             if self.closed:
                 raise Closed("the pool is closed; no more tokens are given out")
             return self._take(priority)
 
-    def acquire_or_join(self, priority: int, key: int, waiter: Any) -> Token | None:
+    def acquire_or_join(self, priority: int | str, key: int, waiter: Any) -> Token | None:
         """Take a token, or stand in line as `waiter`, in one step.
 
         Args:
-            priority: 0 to 255.
-            key: The order among waiters; smaller first, equal keys in order of arrival.
-            waiter: Any object with the attributes ``index``, set here, and ``token``, set when one is granted.
-                ``_deliver(waiter)`` of the pool is called after the grant, outside the lock.
+            priority: As for `try_acquire`.
+            key: The order among waiters; smaller first, equal keys of tiers that share a floor in order of arrival.
+            waiter: Any object with the attributes ``index`` and ``priority``, set here, and ``token``, None until one
+                is granted. ``_deliver(waiter)`` of the pool is called after the grant, outside the lock.
 
         Returns:
-            The token, or None: then ``waiter.index`` is its place, or -1 if too many wait already.
+            The token, which ``waiter.token`` is too, or None: then ``waiter.index`` is its place while it stands in
+            line, -1 from then on, and `NO_PLACE` if too many wait already.
 
         Raises:
-            TypeError, ValueError, Closed: As `try_acquire`.
+            TypeError, ValueError, OverflowError, Closed: As `try_acquire`; `key` is an int of 64 bits.
         """
-        priority = check_priority(priority)
-        with self._lock:
+        priority, key = check_priority(priority), as_int64("key", key)
+        waiter.priority = priority
+        with self._call:
             if self.closed:
                 raise Closed("the pool is closed; no more tokens are given out")
             token = self._take(priority)
             if token is not None:
+                waiter.token = token
                 return token
             if not self._idle_waiters:
-                waiter.index = -1
+                waiter.index = NO_PLACE
                 return None
-            index = self._idle_waiters.pop()
-            waiter.index = index
-            waiter.priority = priority
+            waiter.index = index = self._idle_waiters.pop()
             self._parked[index] = waiter
             self._heaps[self._group[priority]].push(key, index)
             self.waiting += 1
@@ -188,7 +216,7 @@ class Permits:
             None if the waiter left empty-handed, else the token it had been granted meanwhile; the caller must keep it
             or release it.
         """
-        with self._lock:
+        with self._call:
             if waiter.index >= 0:
                 self._remove(waiter)
             token: Token | None = waiter.token
@@ -199,29 +227,32 @@ class Permits:
 
         Raises:
             StaleToken: Its lease has ended.
+            TypeError: It is no token.
+            ValueError: It belongs to another pool.
         """
-        with self._lock:
-            handle = token._handle
-            if not self._arena.live(handle):
+        if not isinstance(token, Token):
+            raise TypeError(f"token must be a Token, got {type(token).__name__}")
+        if token._permits is not self:
+            raise ValueError("this token belongs to another pool; call token.release(), which knows its own")
+        with self._call:
+            if not self._arena.live(token._handle):
                 raise stale_token("release")
-            self._count(token.priority, -1)
-            index = self._next_waiter(self.capacity - len(self._arena) + 1)
-            if index < 0:
-                self._arena.release(handle)
+            if self._call.depth > 1:
+                self._call.late.append(token)
                 return
-            waiter = self._parked[index]
-            self._remove(waiter)
-            waiter.token = self._give(self._arena.hand_over(handle), waiter.priority)
-        self._deliver(waiter)
+            waiter = self._take_back(token)
+        self._pass_on(waiter)
 
     def holds(self, token: Token) -> bool:
-        """True while the lease of `token` lasts."""
-        with self._lock:
-            return self._arena.live(token._handle)
+        """True while the lease of `token`, one of this pool's, lasts."""
+        if not isinstance(token, Token):
+            raise TypeError(f"token must be a Token, got {type(token).__name__}")
+        with self._call:
+            return token._permits is self and self._arena.live(token._handle)
 
     def shut(self) -> list[Any]:
         """Refuse all further calls and return those who waited; tokens already held stay valid."""
-        with self._lock:
+        with self._call:
             self.closed = True
             left = [waiter for waiter in self._parked if waiter is not None]
             for waiter in left:
@@ -248,28 +279,49 @@ class Permits:
         Raises:
             AssertionError: An invariant is broken, which is a bug in relay.
         """
-        with self._lock:
+        with self._call:
             self._arena.check()
             for heap in self._heaps:
                 heap.check()
             waiting = [w for w in self._parked if w is not None]
-            bug = "; this is a bug in relay"
-            assert len(waiting) == self.waiting == sum(len(heap) for heap in self._heaps), "waiters miscounted" + bug
-            assert self.waiting + len(self._idle_waiters) == self.max_waiting, "waiter places miscounted" + bug
-            assert sum(self._held) == len(self._arena), "held tokens miscounted" + bug
             unfilled = [max(0, floor - held) for floor, held in zip(self._floor, self._held, strict=True)]
-            assert unfilled == self._unfilled and sum(unfilled) == self._unfilled_total, (
-                "reserved tokens miscounted" + bug
-            )
-            assert self._next_waiter(self.capacity - len(self._arena)) < 0, (
-                "an eligible waiter waits beside a free token" + bug
-            )
+            if unfilled != self._unfilled or sum(unfilled) != self._unfilled_total or self.free < sum(unfilled):
+                raise AssertionError("reserved tokens miscounted" + _BUG)
+            if sum(self._held) != len(self._arena):
+                raise AssertionError("held tokens miscounted" + _BUG)
+            if not len(waiting) == self.waiting == sum(len(heap) for heap in self._heaps):
+                raise AssertionError("waiters miscounted" + _BUG)
+            if self.waiting + len(self._idle_waiters) != self.max_waiting:
+                raise AssertionError("waiter places miscounted" + _BUG)
+            if self._next_waiter(self.free) >= 0:
+                raise AssertionError("an eligible waiter waits beside a free token" + _BUG)
 
-    def _deliver(self, waiter: Any) -> None:
-        """Wake a waiter that has just been granted a token; the pool overrides this."""
+    def _deliver(self, waiter: Any) -> bool:
+        """Wake a waiter that has just been granted a token; the pool overrides this. False if it will never wake."""
+        return True
+
+    def _take_back(self, token: Token) -> Any:
+        """End a lease; the waiter who has been given the token, or None."""
+        self._count(token.priority, -1)
+        index = self._next_waiter(self.free + 1)
+        if index < 0:
+            self._arena.release(token._handle)
+            return None
+        waiter = self._parked[index]
+        self._remove(waiter)
+        waiter.token = self._give(self._arena.hand_over(token._handle), waiter.priority)
+        return waiter
+
+    def _pass_on(self, waiter: Any) -> None:
+        """Wake the one who has been given a token; if it never will, the next gets it."""
+        while waiter is not None and not self._deliver(waiter):
+            with self._call:
+                if not self._arena.live(waiter.token._handle):
+                    return  # it has been finalised meanwhile, and has released the token itself
+                waiter = self._take_back(waiter.token)
 
     def _take(self, priority: int) -> Token | None:
-        if not self._eligible(self._group[priority], self.capacity - len(self._arena)):
+        if not self._eligible(self._group[priority], self.free):
             return None
         return self._give(self._arena.lease(busy=True), priority)
 
@@ -308,3 +360,33 @@ class Permits:
         self._idle_waiters.append(index)
         waiter.index = -1
         self.waiting -= 1
+
+
+class _Call:
+    """Lets one call at a time, and one thread, change a pool.
+
+    A finaliser may run in the middle of a call, on the same thread, and release a token: that waits in `late` until the
+    call ends.
+    """
+
+    __slots__ = ("_lock", "_permits", "depth", "late")
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits = permits
+        self._lock = threading.RLock()
+        self.depth = 0
+        self.late: list[Token] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+        late: list[Token] = []
+        if self.late and not self.depth:
+            late, self.late = self.late, late
+        self._lock.release()
+        for token in late:
+            with contextlib.suppress(StaleToken):
+                self._permits.release(token)

@@ -16,8 +16,10 @@ from relay._pure._rows import BLOCK
 from relay._pure.arena import DROP_DEFERRED, DROP_FREED, Arena
 from relay._pure.dedup import Dedup
 from relay._pure.heap import PriorityHeap
-from relay._pure.state import DROPPED, PINNED, QUEUED, flags_of, generation_of, handle_of, slot_of, state_of
+from relay._pure.state import BUSY, DROPPED, IDLE, PINNED, QUEUED, as_int32, as_int64, flags_of, slot_of, state_of
 from relay._pure.timers import Timers
+
+__all__ = ["FULL", "LOOK_PAST", "NO_BLOCKS", "RequestQueue"]
 
 FULL = -1
 NO_BLOCKS = -2
@@ -38,6 +40,8 @@ class RequestQueue:
     Attributes:
         arena: The slots themselves, for `batch.gather`.
     """
+
+    __slots__ = ("_dedup", "_heap", "_lock", "_owners", "_parked", "_promised", "_timers", "_wake", "arena")
 
     def __init__(
         self, capacity: int, ids_capacity: int = 0, max_length: int = 0, wake: Callable[[], object] | None = None
@@ -79,10 +83,18 @@ class RequestQueue:
 
         Returns:
             A handle; `FULL`; or `NO_BLOCKS` if there is no room for that many ids. A promise is used up in any case.
+
+        Raises:
+            TypeError: A number is not an int.
+            OverflowError: `key` or a time does not fit in 64 bits, or another number in 32.
+            ValueError: No place is promised.
         """
+        key, now_ns = as_int64("key", key), as_int64("now_ns", now_ns)
+        deadline_ns = as_int64("deadline_ns", deadline_ns)
+        cost, group, ids = as_int32("cost", cost), as_int32("group", group), as_int32("ids", ids)
         with self._lock:
             if claim:
-                self._promised -= 1
+                self.forgo()
             elif self.free <= 0:
                 return FULL
             handle = self._lease(owner, key, now_ns, deadline_ns, cost, group, ids)
@@ -110,25 +122,27 @@ class RequestQueue:
 
         Returns:
             The handles in order, or None if there is no room for all.
+
+        Raises:
+            TypeError, OverflowError: As for `admit`.
+            ValueError: There are not as many costs, or ids, as owners.
         """
+        key, now_ns = as_int64("key", key), as_int64("now_ns", now_ns)
+        deadline_ns, group = as_int64("deadline_ns", deadline_ns), as_int32("group", group)
+        owners = list(owners)
+        sizes = [1] * len(owners) if costs is None else [as_int32("cost", cost) for cost in costs]
+        reserve = [-1] * len(owners) if ids is None else [as_int32("ids", count) for count in ids]
+        for name, numbers in (("costs", sizes), ("ids", reserve)):
+            if len(numbers) != len(owners):
+                raise ValueError(f"{len(numbers)} {name} were given for {len(owners)} owners; give one for each")
         with self._lock:
-            if self.free < len(owners):
-                return None
-            if ids is not None and not self._room_for(ids):
+            if self.free < len(owners) or not self._room_for(reserve):
                 return None
             handles = [
-                self._lease(
-                    owner,
-                    key,
-                    now_ns,
-                    deadline_ns,
-                    1 if costs is None else costs[i],
-                    group,
-                    -1 if ids is None else ids[i],
-                )
-                for i, owner in enumerate(owners)
+                self._lease(owner, key, now_ns, deadline_ns, size, group, count)
+                for owner, size, count in zip(owners, sizes, reserve, strict=True)
             ]
-        if ids is None:
+        if min(reserve, default=0) < 0:
             self._wake_lane()
         return handles
 
@@ -142,8 +156,14 @@ class RequestQueue:
             return True
 
     def forgo(self) -> None:
-        """Gives a promised slot back."""
+        """Gives a promised slot back.
+
+        Raises:
+            ValueError: No place is promised.
+        """
         with self._lock:
+            if not self._promised:
+                raise ValueError("no place is promised; call promise() first")
             self._promised -= 1
 
     def write(self, handle: int, ids: Sequence[int], split: int = -1) -> bool:
@@ -156,13 +176,15 @@ class RequestQueue:
             return True
 
     def ready(self, handle: int, now_ns: int) -> bool:
-        """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is then free), or stale."""
+        """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is free now), or is stale or
+        not pinned."""
+        handle, now_ns, _gone = as_int64("handle", handle), as_int64("now_ns", now_ns), None
         with self._lock:
+            if not self._word(handle) & PINNED or state_of(self._word(handle)) != QUEUED:
+                return False
             slot = slot_of(handle)
-            mine = self.arena.live(handle)
             if not self.arena.unpin(handle):
-                if mine:
-                    self._forget(slot, handle)
+                _gone = self._forget(slot, handle)
                 return False
             self.arena.ready_ns[slot] = now_ns
             self._heap.push(self.arena.key[slot], slot)
@@ -182,11 +204,15 @@ class RequestQueue:
 
         Returns:
             The members' handles, their owners, and the owners of the dropped.
+
+        Raises:
+            TypeError, OverflowError: As for `admit`.
         """
+        most, most_cost, now_ns = as_int32("most", most), as_int64("most_cost", most_cost), as_int64("now_ns", now_ns)
         handles: list[int] = []
         owners: list[Any] = []
         late: list[Any] = []
-        passed: list[tuple[int, int, int]] = []
+        passed: list[tuple[int, int]] = []
         group = widest = 0
         arena = self.arena
         with self._lock:
@@ -194,30 +220,31 @@ class RequestQueue:
                 node = self._heap.pop_node()
                 if node is None:
                     break
-                slot = node[2]
-                handle = self._handle(slot)
+                _, seq, slot = node
+                handle, owner = arena.handle(slot), self._owners[slot]
                 if 0 <= arena.deadline_ns[slot] <= now_ns:
-                    late.append(self._owners[slot])
-                    arena.drop(handle)
-                    self._forget(slot, handle)
+                    if arena.drop(handle) == DROP_FREED:
+                        late.append(self._forget(slot, handle))
                     continue
                 cost = arena.cost[slot]
                 if not handles:
                     group = arena.group[slot]
                 elif arena.group[slot] != group:
-                    passed.append(node)
+                    passed.append((handle, seq))
                     continue
                 elif most_cost and max(widest, cost) * (len(handles) + 1) > most_cost:
-                    passed.append(node)
+                    passed.append((handle, seq))
                     break
+                if not arena.commit(handle):
+                    continue
                 widest = max(widest, cost)
-                arena.commit(handle)
                 arena.commit_ns[slot] = now_ns
                 self._timers.disarm(slot)
                 handles.append(handle)
-                owners.append(self._owners[slot])
-            for key, seq, slot in passed:
-                self._heap.push_seq(key, seq, slot)
+                owners.append(owner)
+            for handle, seq in passed:
+                if arena.queued(handle):
+                    self._heap.push_seq(arena.key[slot_of(handle)], seq, slot_of(handle))
             return handles, owners, late
 
     def park(self) -> bool:
@@ -238,10 +265,11 @@ class RequestQueue:
 
     def cancel(self, handle: int) -> int:
         """Drops a request that is still queued; the answers are those of `Arena.drop`."""
+        _gone = None
         with self._lock:
             code = self.arena.drop(handle)
             if code == DROP_FREED:
-                self._forget(slot_of(handle), handle)
+                _gone = self._forget(slot_of(handle), handle)
             elif code == DROP_DEFERRED:
                 self._timers.disarm(slot_of(handle))
                 self._dedup.delete(handle)
@@ -253,18 +281,20 @@ class RequestQueue:
         Raises:
             StaleToken: A lease had ended already.
         """
+        gone = []
         with self._lock:
             for handle in handles:
                 self.arena.release(handle)
-                self._forget(slot_of(handle), handle)
+                gone.append(self._forget(slot_of(handle), handle))
 
     def lift(self, handle: int, key: int) -> bool:
         """Makes a queued request more urgent, keeping its place among equals. False if it is not queued or already as
         urgent."""
+        handle, key = as_int64("handle", handle), as_int64("key", key)
         with self._lock:
-            slot = slot_of(handle)
-            if not self._queued(handle) or key >= self.arena.key[slot]:
+            if not self.arena.queued(handle) or key >= self.arena.key[slot_of(handle)]:
                 return False
+            slot = slot_of(handle)
             self.arena.key[slot] = key
             self._heap.lift(slot, key)
             return True
@@ -272,10 +302,12 @@ class RequestQueue:
     def set_deadline(self, handle: int, deadline_ns: int, alarm_ns: int = -1) -> bool:
         """Sets when a queued request must have been started (-1: any time) and when `due` is to name it. False if it is
         not queued."""
+        handle, deadline_ns = as_int64("handle", handle), as_int64("deadline_ns", deadline_ns)
+        alarm_ns = as_int64("alarm_ns", alarm_ns)
         with self._lock:
-            slot = slot_of(handle)
-            if not self._queued(handle):
+            if not self.arena.queued(handle):
                 return False
+            slot = slot_of(handle)
             self.arena.deadline_ns[slot] = deadline_ns
             if alarm_ns >= 0:
                 self._timers.arm(slot, alarm_ns)
@@ -286,7 +318,7 @@ class RequestQueue:
     def due(self, now_ns: int) -> list[tuple[int, Any]]:
         """Handles and owners of the queued requests whose timer has come; the timers are disarmed."""
         with self._lock:
-            return [(self._handle(slot), self._owners[slot]) for slot in self._timers.due(now_ns)]
+            return [(self.arena.handle(slot), self._owners[slot]) for slot in self._timers.due(now_ns)]
 
     def next_ns(self) -> int | None:
         """When the earliest timer comes, or None."""
@@ -300,7 +332,8 @@ class RequestQueue:
     def bind(self, digest: int, handle: int) -> bool:
         """Lets identical requests find `handle` under `digest`. False if it has ended or another is bound there."""
         with self._lock:
-            return self.arena.live(handle) and self._dedup.insert(digest, handle)
+            word = self._word(handle)
+            return word != 0 and not word & DROPPED and self._dedup.insert(digest, handle)
 
     def find(self, digest: int) -> tuple[int, Any]:
         """The handle and owner bound under `digest`, or ``(-1, None)``."""
@@ -324,8 +357,13 @@ class RequestQueue:
             return [owner for owner in self._owners if owner is not None]
 
     def lengths(self, handles: Sequence[int]) -> list[int]:
-        """How many input ids each of `handles` has."""
-        return [self.arena.length[slot_of(handle)] for handle in handles]
+        """How many input ids each of `handles` has.
+
+        Raises:
+            StaleToken: A lease has ended.
+        """
+        with self._lock:
+            return [self.arena.facts(handle)["length"] for handle in handles]
 
     @property
     def capacity(self) -> int:
@@ -357,15 +395,19 @@ class RequestQueue:
             self._heap.check()
             self._timers.check()
             self._dedup.check()
-            if sum(owner is not None for owner in self._owners) != len(self.arena):
-                raise AssertionError("owners and leases differ in number; this is a bug in relay")
             if self._promised < 0 or self.free < 0:
                 raise AssertionError(
                     f"{self._promised} places promised, {self.arena.free} free; this is a bug in relay"
                 )
             for slot in range(self.capacity):
                 word = self.arena.word.load(slot)
-                if (slot in self._heap) != (state_of(word) == QUEUED and not flags_of(word) & (PINNED | DROPPED)):
+                state, flags = state_of(word), flags_of(word)
+                # One that was finished while `gather` reads its row has no owner any more, and is freed by gather.
+                if (self._owners[slot] is None) != (state == IDLE or (state == BUSY and flags & DROPPED != 0)):
+                    raise AssertionError(
+                        f"slot {slot} has an owner and no lease, or the reverse; this is a bug in relay"
+                    )
+                if (slot in self._heap) != (state == QUEUED and not flags):
                     raise AssertionError(
                         f"slot {slot} is ready but not in the heap, or the reverse; this is a bug in relay"
                     )
@@ -393,15 +435,14 @@ class RequestQueue:
             self._heap.push(key, slot)
         return handle
 
-    def _handle(self, slot: int) -> int:
-        return handle_of(generation_of(self.arena.word.load(slot)), slot)
+    def _word(self, handle: int) -> int:
+        """The state word of a live lease, or 0."""
+        return self.arena.word.load(slot_of(handle)) if self.arena.live(handle) else 0
 
-    def _queued(self, handle: int) -> bool:
-        word = self.arena.word.load(slot_of(handle))
-        return self.arena.live(handle) and state_of(word) == QUEUED and not flags_of(word) & DROPPED
-
-    def _forget(self, slot: int, handle: int) -> None:
-        self._owners[slot] = None
+    def _forget(self, slot: int, handle: int) -> Any:
+        """Takes an ended lease out of everything; the owner, for the caller to let go outside the lock."""
         self._heap.remove(slot)
         self._timers.disarm(slot)
         self._dedup.delete(handle)
+        owner, self._owners[slot] = self._owners[slot], None
+        return owner

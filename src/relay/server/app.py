@@ -110,7 +110,8 @@ class Embeddings:
             raise Gone from None
         finally:
             watch.cancel()
-            ticket.cancel()  # does nothing to one that is done
+            if not ticket.done():
+                ticket.cancel()
 
         def encode() -> bytes:
             return embeddings_json(vectors, model=self._model, tokens=sum(ticket.sizes), base64=base64)

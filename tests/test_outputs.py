@@ -1,0 +1,253 @@
+"""What a model gives back: rows, errors for single rows, errors for a whole batch, and what is none of these."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import relay
+from relay.outputs import member_error, rows_of
+
+if TYPE_CHECKING:
+    from both import Lab
+
+pytest_plugins = ["both"]
+
+
+class Stubborn(Exception):
+    """Cannot be copied: its constructor takes what `args` does not hold, and it looks after itself."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"code {code} at {where}")
+        self.code = code
+
+
+class Broken(Exception):
+    """Everything about it raises."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class BrokenBase(BaseException):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+ORDINARY = [
+    ValueError("no", 3),
+    MemoryError("not that much"),
+    Stubborn(3, where="here"),
+    KeyError("k"),
+    OSError(2, "not there", "file"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    relay.Overloaded("elsewhere", reason="queue_full", retry_after=3.0),
+    ExceptionGroup("two", [ValueError(1), TypeError(2)]),
+    ValueError(np.zeros(3)),
+]
+WRAPPED = [
+    StopIteration(3),
+    asyncio.CancelledError("x"),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    GeneratorExit(),
+]
+
+
+def kind(error: Any) -> str:
+    return error.__name__ if isinstance(error, type) else type(error).__name__
+
+
+@pytest.mark.parametrize("error", ORDINARY, ids=kind)
+def test_d3_a_failing_batch_fails_its_own_members(lab: Lab, error: Exception) -> None:
+    model = lab.model()
+    r = lab.start(model, name="d3", max_batch_size=4)
+    with lab.testing.paused(r, model):
+        tickets = [r.submit(i) for i in range(6)]
+        model.release()  # of the plug
+        first = r.submit("after")
+        lab.wait_until(lambda: r.snapshot().batches == 1)
+        model.fail_next(error)
+    errors = [ticket.exception(30) for ticket in tickets[:4]]
+    assert all(type(own) is type(error) and own.args is error.args or own.args == error.args for own in errors)
+    assert len({id(own) for own in errors} | {id(error)}) == 5
+    assert [ticket.result(30) for ticket in tickets[4:]] == [4, 5]
+    assert first.result(30) == "after" and r.healthy
+    for own in errors:
+        assert own.__notes__ == ["raised for a batch of 4 of relay 'd3'"]
+        assert "testing.py" in "".join(traceback.format_tb(own.__traceback__))
+        assert vars(own).keys() - {"__notes__"} == vars(error).keys() - {"__notes__"}
+        assert str(own) == str(error)
+
+
+@pytest.mark.parametrize("error", WRAPPED, ids=kind)
+def test_d3_errors_that_would_stop_the_waiter_come_wrapped(lab: Lab, error: BaseException) -> None:
+    r = lab.start(lab.model())
+    r._dispatcher._model.fail_next(error)
+    ticket = r.submit(1)
+    with pytest.raises(relay.ModelError, match=f"the model raised {type(error).__name__}") as caught:
+        ticket.result(30)
+    assert caught.value.__cause__ is error
+
+    async def main() -> None:
+        r._dispatcher._model.fail_next(error)
+        with pytest.raises(relay.ModelError):
+            await r.submit(2)
+        assert await r.submit(3) == 3
+
+    asyncio.run(main())
+    assert r.healthy
+
+
+def test_errors_own_notes_are_not_mixed() -> None:
+    error = ValueError("no")
+    error.add_note("the model's own")
+    owns = [member_error(error, 3, "r") for _ in range(3)]
+    assert all(own.__notes__ == ["the model's own", "raised for a batch of 3 of relay 'r'"] for own in owns)
+    assert error.__notes__ == ["the model's own"]
+
+
+def test_the_cause_is_kept() -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise ValueError("outer") from inner
+    except ValueError as outer:
+        own = member_error(outer, 2, "r")
+        assert own.__cause__ is outer.__cause__ and own.__context__ is outer.__context__
+        assert own.__suppress_context__
+
+
+@pytest.mark.parametrize("error", [Broken("x"), BrokenBase("x")], ids=kind)
+def test_errors_whose_own_code_raises(lab: Lab, error: BaseException) -> None:
+    model = lab.model()
+    r = lab.start(model)
+    with lab.testing.paused(r, model):
+        tickets = [r.submit(i) for i in range(3)]
+        model.release()
+        lab.wait_until(lambda: r.snapshot().batches == 1)
+        model.fail_next(error)
+    assert {type(ticket.exception(30)) for ticket in tickets} <= {Broken, relay.ModelError}
+    assert r(1) == 1
+
+
+def test_d4_a_row_may_be_an_error(lab: Lab) -> None:
+    def row(item: int) -> Any:
+        return {3: ValueError("three"), 5: StopIteration(), 6: ValueError}.get(item, item)
+
+    model = lab.model(row)
+    r = lab.start(model)
+    with lab.testing.paused(r, model):
+        tickets = [r.submit(i) for i in range(8)]
+    assert [tickets[i].result(30) for i in (0, 1, 2, 4, 7)] == [0, 1, 2, 4, 7]
+    with pytest.raises(ValueError, match="three"):
+        tickets[3].result(30)
+    assert isinstance(tickets[5].exception(30), relay.ModelError)
+    assert tickets[6].result(30) is ValueError  # a class is a value
+    assert r.snapshot().failed == 2 and r.snapshot().failed_batches == 0
+
+
+def test_rows_that_lie_about_their_class(lab: Lab) -> None:
+    class Liar:
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("none of your business")
+
+        @__class__.setter
+        def __class__(self, value: Any) -> None: ...
+
+    r = lab.start(lambda items: [Liar() for _ in items])
+    assert type(r(1)) is Liar
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ((1, 2), "returned tuple for a batch of 2; return a list, or one array whose first axis is the batch"),
+        ({"a": 1}, "returned dict for a batch of 2; return a list with one value for each item; pick the field"),
+        ("ab", "returned str for a batch of 2; return a list with one string for each item"),
+        (b"ab", "returned bytes for a batch of 2; return a list"),
+        ({1, 2}, "returned set for a batch of 2; return a list; a set has no order"),
+        (frozenset({1, 2}), "returned frozenset for a batch of 2; return a list; a frozenset has no order"),
+        ((i for i in range(2)), r"returned generator for a batch of 2; return a list, for example list\(generator\)"),
+        (None, "returned NoneType for a batch of 2; .*may lack its return statement"),
+        (7, "returned int for a batch of 2; return a list"),
+        (np.float64(7), "returned float64 for a batch of 2"),
+        (np.array(7), "returned ndarray for a batch of 2"),
+        ([1], "returned 1 rows for a batch of 2; return one row for each item, in the items' order"),
+        ([1, 2, 3], "returned 3 rows for a batch of 2"),
+        (np.zeros((3, 2)), "returned 3 rows for a batch of 2"),
+        ([], "returned 0 rows for a batch of 2"),
+    ],
+    ids=lambda value: None if isinstance(value, str) and len(value) > 2 else type(value).__name__,
+)
+def test_bad_outputs(output: Any, text: str) -> None:
+    with pytest.raises(relay.BadOutput, match=text):
+        rows_of(output, 2)
+
+
+def test_bad_output_reaches_each_caller(lab: Lab) -> None:
+    model = lab.model()
+    answers: list[Any] = []
+    r = lab.start(lambda items: model(items) and (answers.pop() if answers else items))
+    with lab.testing.paused(r, model, "plug"):
+        tickets = [r.submit(i) for i in range(2)]
+        answers[:] = [{}, ["plug"]]
+    assert {type(ticket.exception(30)) for ticket in tickets} == {relay.BadOutput}
+    assert tickets[0].exception() is not tickets[1].exception()
+    assert r(1) == 1
+
+
+def test_rows_outlive_a_buffer_that_is_filled_again(lab: Lab) -> None:
+    buffer = np.zeros((8, 2))
+
+    def model(items: list[int]) -> Any:
+        buffer[: len(items)] = np.array(items)[:, None]
+        return buffer[: len(items)]
+
+    r = lab.start(model, max_batch_size=2)
+    rows = r.submit_many(range(6)).result(30)
+    assert [row.tolist() for row in rows] == [[float(i)] * 2 for i in range(6)]
+    assert all(row.base is None for row in rows)
+
+
+def test_one_dimension(lab: Lab) -> None:
+    r = lab.start(lambda items: np.array(items) * 2)
+    assert r.submit_many([1, 2]).result(30) == [2, 4]
+    things = np.array([{"a": 1}, None], dtype=object)
+    assert rows_of(things, 2) == [{"a": 1}, None]
+
+
+def test_subclasses_of_list() -> None:
+    class Rows(list[int]): ...
+
+    assert rows_of(Rows([1, 2]), 2) == [1, 2]
+
+
+@pytest.mark.hf
+def test_tensors(lab: Lab) -> None:
+    import torch
+
+    buffer = torch.zeros(4, 2)
+    grad: list[bool] = []
+
+    def model(items: list[int]) -> Any:
+        grad.append(torch.is_grad_enabled())
+        return buffer[: len(items)].fill_(items[0])
+
+    r = lab.start(model, max_batch_size=1)
+    first, second = r.submit_many([1, 2]).result(30)
+    assert first.tolist() == [1, 1] and second.tolist() == [2, 2]
+    assert grad == [False, False] and torch.is_grad_enabled()
+    assert "torch" in sys.modules
+    with pytest.raises(relay.BadOutput, match="returned Tensor"):
+        rows_of(torch.tensor(3), 1)
