@@ -6,11 +6,12 @@ time, under the same names, and kept apart; only the core and the errors, which 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -152,6 +153,11 @@ class Lab:
         """Wait until `count` callers wait for room."""
         self.wait_until(lambda: r.snapshot().waiting == count)
 
+    def run(self, loops: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on a new loop."""
+        with asyncio.Runner(loop_factory=loops) as runner:
+            return runner.run(main)
+
     def end(self) -> None:
         for model in self._models:
             model.free()
@@ -169,3 +175,15 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     lab = Lab(package(request.param))
     yield lab
     lab.end()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loops(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Makes event loops of one kind."""
+    if request.param == "asyncio":
+        return asyncio.new_event_loop
+    if sys.platform == "win32":
+        pytest.skip("no uvloop for this system")
+    import uvloop
+
+    return uvloop.new_event_loop

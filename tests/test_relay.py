@@ -1,4 +1,4 @@
-"""Relay: submit, what it refuses, the order of work, batches, and counting."""
+"""Relay: submit, what it refuses and why, and what it counts."""
 
 from __future__ import annotations
 

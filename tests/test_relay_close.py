@@ -1,4 +1,4 @@
-"""The ends of a relay: drain, close, with, from inside its own model and callbacks, and being forgotten."""
+"""The ends of a relay: drain, close, with, and all of them from inside its own model and callbacks."""
 
 from __future__ import annotations
 

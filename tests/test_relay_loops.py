@@ -1,14 +1,11 @@
-"""Relays and event loops: asyncio and uvloop, one wake-up for each loop and batch, many loops, and loops that close."""
+"""Relays and event loops: asyncio and uvloop, one wake-up for each loop and batch, many loops, many tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,23 +18,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["both"]
 
 Loops = Callable[[], asyncio.AbstractEventLoop]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def loops(request: pytest.FixtureRequest) -> Loops:
-    """Makes loops of one kind."""
-    if request.param == "asyncio":
-        return asyncio.new_event_loop
-    if sys.platform == "win32":
-        pytest.skip("no uvloop for this system")
-    import uvloop
-
-    return uvloop.new_event_loop
-
-
-def run(loops: Loops, main: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=loops) as runner:
-        return runner.run(main)
 
 
 class Counting:
@@ -75,7 +55,7 @@ def test_one_wake_up_for_each_batch(lab: Lab, loops: Loops) -> None:
     async def wait(ticket: Any) -> Any:
         return await ticket
 
-    run(loops, main())
+    lab.run(loops, main())
 
 
 def test_a_thousand_tasks(lab: Lab, loops: Loops) -> None:
@@ -90,7 +70,7 @@ def test_a_thousand_tasks(lab: Lab, loops: Loops) -> None:
     async def main() -> None:
         await asyncio.gather(*(client(number) for number in range(1000)))
 
-    run(loops, main())
+    lab.run(loops, main())
     assert r.snapshot().items == 1000 * per_task
     lab.idle(r)
 
@@ -103,7 +83,7 @@ def test_a_thousand_tasks_before_a_small_queue(lab: Lab, loops: Loops) -> None:
         assert answers == [(i,) for i in range(1000)]
         assert [y async for y in r.map_async(range(100))] == [(i,) for i in range(100)]
 
-    run(loops, main())
+    lab.run(loops, main())
     lab.idle(r)
 
 
@@ -115,7 +95,7 @@ def test_c4_loop_after_loop(lab: Lab, loops: Loops) -> None:
         assert await r.submit_many(range(n)) == list(range(n))
 
     for n in range(3):
-        run(loops, main(n))
+        lab.run(loops, main(n))
 
 
 def test_c4_two_loops_in_two_threads(lab: Lab, loops: Loops) -> None:
@@ -129,7 +109,7 @@ def test_c4_two_loops_in_two_threads(lab: Lab, loops: Loops) -> None:
         assert await r.submit("shared") == "shared"
         ended.append(name)
 
-    threads = [lab.run_thread(run, loops, main(name)) for name in "abc"]
+    threads = [lab.run_thread(lab.run, loops, main(name)) for name in "abc"]
     for thread in threads:
         thread.join(30)
     assert sorted(ended) == ["a", "b", "c"]
@@ -144,7 +124,7 @@ def test_one_ticket_awaited_on_two_loops_and_a_thread(lab: Lab, loops: Loops) ->
     async def main() -> None:
         answers.append(await ticket)
 
-    threads = [lab.run_thread(run, loops, main()) for _ in range(2)]
+    threads = [lab.run_thread(lab.run, loops, main()) for _ in range(2)]
     threads.append(lab.run_thread(lambda: answers.append(ticket.result())))
     lab.wait_until(lambda: len(ticket._waiters) == 3)
     model.free()
@@ -153,101 +133,8 @@ def test_one_ticket_awaited_on_two_loops_and_a_thread(lab: Lab, loops: Loops) ->
     assert answers == ["x"] * 3
 
 
-def test_c2_a_loop_closes_as_its_answer_comes(lab: Lab, loops: Loops) -> None:
-    """The answer is dropped and counted; the others in the batch, and the lane, go on."""
-    model = lab.model()
-    r = lab.start(model)
-    rounds = 30
-    for n in range(rounds):
-        with lab.testing.paused(r, model):
-            loop = loops()
-            dead = r.submit(("dead", n))
-            task = loop.create_task(r.run_async(("dead too", n)))
-            waiting = loop.create_task(wait(dead))
-            loop.run_until_complete(asyncio.sleep(0))
-            alive = r.submit(("alive", n))
-            thread = lab.run_thread(alive.result)
-            loop.close()
-        assert alive.result(30) == ("alive", n)
-        thread.join(30)
-        assert dead.result(30) == ("dead", n)
-        task._log_destroy_pending = waiting._log_destroy_pending = False  # type: ignore[attr-defined]
-    lab.wait_until(lambda: r.snapshot().undeliverable == 2 * rounds)
-    assert r("after") == "after" and r.healthy
-    lab.idle(r)
-
-
-def test_c2_racing(lab: Lab, loops: Loops, rng: random.Random) -> None:
-    model = lab.model(held=True)
-    r = lab.start(model)
-    for _ in range(100):
-        loop = loops()
-        task = loop.create_task(wait(r.submit(1)))
-        loop.run_until_complete(asyncio.sleep(0))
-        model.wait_until_running()
-        barrier = threading.Barrier(2)
-
-        def release(barrier: threading.Barrier = barrier) -> None:
-            barrier.wait(30)
-            model.release()
-
-        thread = lab.run_thread(release)
-        barrier.wait(30)
-        for _ in range(rng.randrange(50)):
-            pass
-        loop.close()
-        thread.join(30)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        lab.wait_until(lambda: r.snapshot().open == 0)
-    model.free()
-    assert r("after") == "after" and r.healthy
-    assert r.snapshot().undeliverable <= 100
-
-
 async def wait(ticket: Any) -> Any:
     return await ticket
-
-
-def test_a_loop_closes_while_its_task_waits_for_room(lab: Lab, loops: Loops) -> None:
-    model = lab.model(held=True)
-    r = lab.start(model, max_queue=1)
-    lab.fill(r)
-    loop = loops()
-    task = loop.create_task(r.run_async(1))
-    loop.run_until_complete(asyncio.sleep(0))
-    assert r.snapshot().waiting == 1
-    loop.close()
-    thread = lab.run_thread(r, 2)
-    lab.in_line(r, 2)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    del task, loop
-    model.free()
-    thread.join(30)
-    assert not thread.is_alive()  # the place that it was promised went on to the next
-    lab.wait_until(lambda: len(r._desk.queue) == 0)
-    assert r._desk.queue.free == 1
-    lab.idle(r)
-
-
-def test_a_loop_closes_between_promise_and_waking(lab: Lab, loops: Loops) -> None:
-    model = lab.model(held=True)
-    r = lab.start(model, max_queue=1)
-    lab.fill(r)
-    model.wait_until_running()
-    loop = loops()
-    task = loop.create_task(r.run_async(1))
-    loop.run_until_complete(asyncio.sleep(0))
-    thread = lab.run_thread(r, 2)
-    lab.in_line(r, 2)
-    model.free()
-    lab.wait_until(lambda: r.snapshot().waiting == 1)
-    loop.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    del task, loop
-    gc.collect()  # the coroutine is thrown away, and gives back what it was promised
-    thread.join(30)
-    assert not thread.is_alive()
-    lab.idle(r)
 
 
 def test_d1_many_cancel(lab: Lab, loops: Loops, rng: random.Random) -> None:
@@ -274,7 +161,7 @@ def test_d1_many_cancel(lab: Lab, loops: Loops, rng: random.Random) -> None:
             await asyncio.gather(*(ask(i, turns[i]) for i in range(start, start + 100)))
         assert await asyncio.gather(*(r.run_async(i) for i in range(10))) == [(i,) for i in range(10)]
 
-    run(loops, main())
+    lab.run(loops, main())
     assert ends.total() == 2000 and ends["answered"] >= turns.count(None)
     lab.idle(r)
 
@@ -292,7 +179,7 @@ def test_cancelling_while_answers_come(lab: Lab, loops: Loops) -> None:
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert ends[1::2] == list(range(1, 20, 2))
 
-    run(loops, main())
+    lab.run(loops, main())
     assert r.healthy
     lab.idle(r)
 
@@ -311,7 +198,7 @@ def test_errors_reach_tasks(lab: Lab, loops: Loops) -> None:
         with pytest.raises(relay.RequestCancelled):
             await ticket
 
-    run(loops, main())
+    lab.run(loops, main())
 
 
 def test_a_model_sees_an_empty_context(lab: Lab, loops: Loops) -> None:
@@ -326,4 +213,4 @@ def test_a_model_sees_an_empty_context(lab: Lab, loops: Loops) -> None:
         answer: str = await r.run_async(1)
         return answer
 
-    assert run(loops, main()) == "none"
+    assert lab.run(loops, main()) == "none"

@@ -1,4 +1,4 @@
-"""Waiting for room: r(x), map, run_async and map_async before a full queue."""
+"""Waiting for room: r(x) and run_async before a full queue."""
 
 from __future__ import annotations
 

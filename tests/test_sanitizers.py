@@ -25,7 +25,7 @@ COMPILER = os.environ.get("CXX", "g++")
 FLAGS = {"thread": "thread", "address": "address,undefined"}
 RUNTIME = {"thread": "libtsan.so", "address": "libasan.so"}
 REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error:")
-PARTS = ("state", "arena", "heap", "timers", "dedup", "batch")
+PARTS = ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "batch")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tickets: waiting, cancelling, callbacks, deadlines, one outcome each; and the one ticket of many items."""
+"""Tickets: waiting, cancelling, callbacks, and one outcome each."""
 
 from __future__ import annotations
 

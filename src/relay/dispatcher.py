@@ -55,7 +55,6 @@ class Dispatcher:
         self._gate.acquire()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._retiring = False
         self.desk = Desk(tokenizer, name, limits, policy, clock, self._gate.release, self._start)
         self._assembler = Assembler(self.desk.queue, tokenizer) if tokenizer is not None else None
 
@@ -166,7 +165,9 @@ class Dispatcher:
             else:
                 settle(owner, row, None, replies, run)
                 while followers:
-                    settle(followers.pop(), row, None, replies, run)
+                    follower = followers.pop()
+                    follower.size = owner.size
+                    settle(follower, row, None, replies, run)
         desk.counts.batch(run.size, run.ended_ns - run.started_ns, failed, error is not None)
         desk.flush(replies)
         desk.made_room()

@@ -10,7 +10,10 @@ cdef extern from *:
     """
     #if defined(_MSC_VER) && !defined(__clang__)
     #include <intrin.h>
-    static inline void relay_multiply(uint64_t a, uint64_t b, uint64_t* lo, uint64_t* hi) { *lo = _umul128(a, b, hi); }
+    static inline void relay_multiply(uint64_t a, uint64_t b, uint64_t* lo, uint64_t* hi) {
+        *lo = a * b;
+        *hi = __umulh(a, b);
+    }
     #else
     static inline void relay_multiply(uint64_t a, uint64_t b, uint64_t* lo, uint64_t* hi) {
         unsigned __int128 product = (unsigned __int128)a * b;
