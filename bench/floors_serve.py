@@ -1,6 +1,7 @@
 """How much a busy Python thread may slow the model down, in a process set up as `relay serve` sets its own up.
 
-The model's time is that of one batch of 64 texts, as the tickets tell it; a ratio of 1 would mean that the busy thread is not felt at all.
+The model's time is that of one batch of 64 texts, as the tickets tell it; a ratio of 1 would mean that the busy thread
+is not felt at all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def _busy(stop: threading.Event) -> None:
 
 
 def idle_over_busy() -> float:
-    """The model's time in an idle process over its time beside a thread that never rests: medians of alternating rounds."""
+    """The model's time in an idle process over its time beside a thread that never rests: medians of alternating
+    rounds."""
     from relay.models import load
 
     with open(SENTENCES, encoding="utf-8") as lines:
@@ -57,8 +59,9 @@ def idle_over_busy() -> float:
                 thread.join()
     finally:
         sys.setswitchinterval(interval)
-    print(f"model time of a batch: {statistics.median(idle) * 1e3:.0f} ms idle, {statistics.median(busy) * 1e3:.0f} ms busy")
-    return statistics.median(idle) / statistics.median(busy)
+    rest, work = statistics.median(idle), statistics.median(busy)
+    print(f"model time of a batch: {rest * 1e3:.0f} ms idle, {work * 1e3:.0f} ms beside a busy thread")
+    return rest / work
 
 
 FLOORS: list[tuple[str, float, Callable[[], float]]] = [("model_beside_a_busy_thread", 1 / 1.3, idle_over_busy)]

@@ -66,8 +66,8 @@ def test_joined_in_the_moment_of_being_dropped(lab: Lab) -> None:
     clock, model = lab.clock(), lab.model(held=True)
     r = lab.start(model, merge=True, clock=clock, max_queue=3)
     desk = r._desk
-    desk._alarm.arm = lambda when_ns: None
-    desk._extend = lambda leader, handle, deadline_ns: None  # the joiner is held up here
+    desk.deadlines.arm = lambda when_ns: None
+    desk.deadlines.extend = lambda leader, handle, deadline_ns: None  # the joiner is held up here
     r.submit("plug")
     model.wait_until_running()
     late = r.submit("x", deadline=1)
@@ -76,15 +76,15 @@ def test_joined_in_the_moment_of_being_dropped(lab: Lab) -> None:
     model.free()
     assert isinstance(late.exception(), relay.DeadlineExceeded)
     assert joined.result() == never.result() == "x"
-    del desk._extend, desk._alarm.arm
+    del desk.deadlines.extend
 
 
 def test_joined_in_that_moment_and_the_queue_is_full(lab: Lab) -> None:
     clock, model = lab.clock(), lab.model(held=True)
     r = lab.start(model, merge=True, clock=clock, max_queue=2)
     desk = r._desk
-    desk._alarm.arm = lambda when_ns: None
-    desk._extend = lambda leader, handle, deadline_ns: None
+    desk.deadlines.arm = lambda when_ns: None
+    desk.deadlines.extend = lambda leader, handle, deadline_ns: None
     r.submit("plug")
     model.wait_until_running()
     late = r.submit("x", deadline=1)
@@ -94,4 +94,4 @@ def test_joined_in_that_moment_and_the_queue_is_full(lab: Lab) -> None:
     assert isinstance(late.exception(), relay.DeadlineExceeded)
     ends = [ticket.exception() for ticket in joined]  # none is forgotten
     assert ends.count(None) == 2 and {type(end) for end in ends} == {type(None), relay.Overloaded}
-    del desk._extend, desk._alarm.arm
+    del desk.deadlines.extend

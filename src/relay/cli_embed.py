@@ -139,6 +139,7 @@ class Embedding:
         self._progress = progress
         self._window: deque[tuple[Record, Ticket[Any] | None]] = deque()
         self._chars = 0
+        self._torn = False
         self._flush_at = time.monotonic() + FLUSH_S
 
     def run(self, relay: Relay[str, Any]) -> None:
@@ -159,7 +160,7 @@ class Embedding:
                 raise CommandFailed(f"{error}; mend the file, or keep what could be read with --errors skip") from error
             self._say(f"{error}; what comes after is left out")
         except KeyboardInterrupt:
-            while self._first_done():
+            while not self._torn and self._first_done():
                 self._settle()
             raise
         self._settle_all()
@@ -192,18 +193,21 @@ class Embedding:
 
     def _settle(self) -> None:
         """Waits for the oldest record and writes its row."""
-        record, ticket = self._window.popleft()
-        self._chars -= len(record.text)
+        record, ticket = self._window[0]
         vector, problem = None, record.problem
         if ticket is not None:
             try:
                 vector = ticket.result()
             except Exception as error:  # a model may raise anything
                 problem = f"could not be embedded ({type(error).__name__}: {error})"
+        self._torn = True  # an interrupt from here on may fall between taking the record and writing its row
+        self._window.popleft()
+        self._chars -= len(record.text)
         if problem is None:
             self._writer.write(record.line, vector)
         else:
             self._bad_record(record.line, problem)
+        self._torn = False
         self._progress.step()
         if (now := time.monotonic()) >= self._flush_at:
             self._flush_at = now + FLUSH_S

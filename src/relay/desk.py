@@ -1,26 +1,25 @@
 """The desk: admission of requests, and every ending that is not an answer.
 
-Owns the queue, the set of open tickets, the helper threads that tokenise, the alarm for deadlines, and the line for
-room. Any thread may call any method. A request is a slot of the queue, and its owner is the ticket that leads it;
-followers are tickets that share its run (see `merging`).
+Owns the queue, the set of open tickets, and the line for room. Any thread may call any method. A request is a slot of
+the queue, and its owner is the ticket that leads it; followers are tickets that share its run (see `runs`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from relay._backend import arena, queue
-from relay.clock import NS, Alarm, Clock
-from relay.errors import DeadlineExceeded, Overloaded, TooLarge
-from relay.helpers import Helpers
+from relay.clock import Clock
+from relay.deadlines import Deadlines
+from relay.errors import Overloaded
 from relay.limits import Limits
-from relay.outputs import member_error
 from relay.policy import DynamicPriority
 from relay.room import Room, closed_error
+from relay.runs import all_of, leave, wanted
 from relay.stats import Counts
 from relay.ticket import Replies, Ticket, cancelled_error, settle
+from relay.tokenising import Tokenising
 from relay.tokenizer import Tokenizer
 
 
@@ -62,14 +61,10 @@ class Desk:
         self._start = start
         self.started = False
         self._idle_watchers: list[Callable[[], object]] = []
-        # Held for the few steps from a shared request's waiters to its times; re-entrant, for finalisers may cancel.
-        self._timing = threading.RLock()
-        self._alarm = Alarm(clock, f"{name}-alarm", self.queue.next_ns, self._expire)
-        self._helpers: Helpers | None = None
+        self.deadlines = Deadlines(self.queue, self.counts, clock, f"{name}-alarm", self._expire)
+        self._tokenising: Tokenising | None = None
         if tokenizer is not None:
-            self._helpers = Helpers(
-                limits.helpers, f"{name}-helper", limits.encode_chunk, self._tokenise, self._tokenise_failed
-            )
+            self._tokenising = Tokenising(tokenizer, self.queue, name, limits, clock, self.counts, self._prepared)
 
     # Coming in.
 
@@ -89,7 +84,7 @@ class Desk:
             raise closed_error()
         if self.room.waiting and not claim:
             return False  # what is free, or just becomes so, belongs to those in line
-        reserve = -1 if self.tokenizer is None else self.tokenizer.reserve(ticket._item)
+        reserve = -1 if self._tokenising is None else self._tokenising.reserve(ticket)
         arrival_ns, deadline_ns = ticket._arrival_ns, ticket._deadline_ns
         self.open.add(ticket)
         handle = self.queue.admit(
@@ -107,9 +102,9 @@ class Desk:
             return False
         ticket._handle = handle
         if deadline_ns >= 0:
-            self._alarm.arm(deadline_ns)
-        if self._helpers is not None:
-            self._helpers.put(ticket)
+            self.deadlines.arm(deadline_ns)
+        if self._tokenising is not None:
+            self._tokenising.put(ticket)
         if not self.started:
             self._get_going((ticket,))
         if self.closed:
@@ -135,17 +130,17 @@ class Desk:
             first._deadline_ns,
             [ticket.size for ticket in tickets],
             first._group,
-            None if self.tokenizer is None else [self.tokenizer.reserve(ticket._item) for ticket in tickets],
+            None if self._tokenising is None else [self._tokenising.reserve(ticket) for ticket in tickets],
         )
         if handles is None:
             self.open.difference_update(tickets)
             return False
         for ticket, handle in zip(tickets, handles, strict=True):
             ticket._handle = handle
-            if self._helpers is not None:
-                self._helpers.put(ticket)
+            if self._tokenising is not None:
+                self._tokenising.put(ticket)
         if first._deadline_ns >= 0:
-            self._alarm.arm(first._deadline_ns)
+            self.deadlines.arm(first._deadline_ns)
         if not self.started:
             self._get_going(tickets)
         if self.closed:
@@ -201,7 +196,7 @@ class Desk:
             return False
         self.queue.lift(handle, self.key(follower))
         if follower._deadline_ns >= 0 or leader._deadline_ns >= 0 or leader._times is not None:
-            self._extend(leader, handle, follower._deadline_ns)
+            self.deadlines.extend(leader, handle, follower._deadline_ns)
         self.counts.add("merged")
         return True
 
@@ -215,8 +210,8 @@ class Desk:
         self.counts.add("cancelled")
         owner = self.queue.owner(ticket._handle)
         if owner is not None:
-            self._leave(owner, ticket)
-            if ticket is owner or not self._wanted(owner):
+            leave(owner, ticket)
+            if ticket is owner or not wanted(owner):
                 self._drop_if_unwanted(owner, ticket._handle)
         self.flush(replies)
         return True
@@ -225,7 +220,7 @@ class Desk:
         """End those whose deadline has come while they were queued. On the alarm's thread."""
         replies = Replies()
         for handle, owner in self.queue.due(now_ns):
-            self._end_late(owner, now_ns, replies)
+            self.deadlines.end_late(owner, now_ns, replies)
             self._drop_if_unwanted(owner, handle)
         self.flush(replies)
 
@@ -233,8 +228,8 @@ class Desk:
         """End the requests whose deadline had come when the lane wanted to take them; their slots are free already."""
         replies = Replies()
         for owner in owners:
-            self._end_late(owner, now_ns, replies)
-            for ticket in self._all_of(owner):
+            self.deadlines.end_late(owner, now_ns, replies)
+            for ticket in all_of(owner):
                 self._admit_again(ticket, replies)
         self.flush(replies)
 
@@ -253,88 +248,15 @@ class Desk:
         self.open.add(ticket)
         settle(ticket, None, error, replies)
 
-    def _end_late(self, owner: Ticket[Any], now_ns: int, replies: Replies) -> None:
-        for ticket in (owner, *self._followers(owner)):
-            if 0 <= ticket._deadline_ns <= now_ns:
-                limit = (ticket._deadline_ns - ticket._arrival_ns) / NS
-                error = DeadlineExceeded(
-                    f"the request was still queued at its deadline, {limit:g} s after submit, and was not started; "
-                    "give it more time, a more urgent priority, or less load"
-                )
-                if settle(ticket, None, error, replies):
-                    self.counts.add("expired")
-                    self._leave(owner, ticket)
-
-    @staticmethod
-    def _leave(owner: Ticket[Any], ticket: Ticket[Any]) -> None:
-        """Take a follower that has ended off the list, so that those who come and go do not pile up there."""
-        if owner._followers and ticket is not owner:
-            try:
-                owner._followers.remove(ticket)
-            except ValueError:
-                pass  # whoever closes the run has it
-
     def _drop_if_unwanted(self, owner: Ticket[Any], handle: int) -> None:
         """Take a request out of the queue if nobody waits for it any more."""
-        if self._wanted(owner):
-            self._retime(owner, handle)
+        if wanted(owner):
+            self.deadlines.retime(owner, handle)
             return
         self.queue.unbind(handle)
-        if not self._wanted(owner):  # nobody joined before it was closed
+        if not wanted(owner):  # nobody joined before it was closed
             self.queue.cancel(handle)
             self.made_room()
-
-    def _retime(self, owner: Ticket[Any], handle: int) -> None:
-        """Set a shared request's times: looked at when its first waiter's deadline comes, dropped only at its last."""
-        if owner._deadline_ns < 0 and owner._times is None:
-            return
-        with self._timing:
-            deadlines = [ticket._deadline_ns for ticket in (owner, *self._followers(owner)) if not ticket._done]
-            limited = [deadline for deadline in deadlines if deadline >= 0]
-            last = max(limited) if limited and len(limited) == len(deadlines) else -1
-            first = min(limited, default=-1)
-            owner._times = last, first
-            if not self.queue.set_deadline(handle, last, first):
-                return
-        if first >= 0:
-            self._alarm.arm(first)
-
-    def _extend(self, leader: Ticket[Any], handle: int, deadline_ns: int) -> None:
-        """As `_retime` for one waiter more, however many there are. Those who leave do not shrink the times; the alarm
-        then looks once too often, and sets them anew."""
-        with self._timing:
-            before = leader._times or (leader._deadline_ns, leader._deadline_ns)
-            last, first = before
-            if deadline_ns < 0:
-                last = -1
-            else:
-                last = max(last, deadline_ns) if last >= 0 else -1
-                first = min(first, deadline_ns) if first >= 0 else deadline_ns
-            if before == (last, first):
-                return
-            leader._times = last, first
-            if not self.queue.set_deadline(handle, last, first):
-                return
-        if first >= 0:
-            self._alarm.arm(first)
-
-    @staticmethod
-    def _followers(owner: Ticket[Any]) -> tuple[Ticket[Any], ...]:
-        return tuple(owner._followers) if owner._followers else ()
-
-    @staticmethod
-    def _all_of(owner: Ticket[Any]) -> Iterator[Ticket[Any]]:
-        """All waiters of a run that is closed to joiners; each is taken off the list, and so is ours to settle."""
-        yield owner
-        followers = owner._followers
-        while followers:
-            try:
-                yield followers.pop(0)
-            except IndexError:
-                return  # it has just left by itself, having seen that the run is closed
-
-    def _wanted(self, owner: Ticket[Any]) -> bool:
-        return not owner._done or any(not follower._done for follower in self._followers(owner))
 
     def flush(self, replies: Replies) -> None:
         """Wake the waiters of what has just been settled, and whoever waits for the last request to end."""
@@ -347,6 +269,10 @@ class Desk:
         replies.flush()
         if replies.undeliverable:
             self.counts.add("undeliverable", replies.undeliverable)
+
+    def _prepared(self, replies: Replies) -> None:
+        self.made_room()
+        self.flush(replies)
 
     def made_room(self) -> None:
         """Places have become free: let in those who wait for one."""
@@ -366,78 +292,17 @@ class Desk:
         except ValueError:
             pass
 
-    # Helper threads.
-
-    def _tokenise(self, tickets: list[Ticket[Any]]) -> None:
-        assert self.tokenizer is not None
-        wanted = []
-        for ticket in tickets:
-            if not self._wanted(ticket):
-                self.queue.unbind(ticket._handle)
-                if not self._wanted(ticket):  # nobody joined before it was closed
-                    self._give_up(ticket)
-                    continue
-            wanted.append(ticket)
-        encoded = self.tokenizer.encode([ticket._item for ticket in wanted])
-        if len(encoded) != len(wanted):
-            raise RuntimeError(f"the tokenizer returned {len(encoded)} results for {len(wanted)} items")
-        now_ns = self.clock.now_ns()
-        replies = Replies()
-        for ticket, ids in zip(wanted, encoded, strict=True):
-            try:
-                if isinstance(ids, BaseException):
-                    raise ids
-                self._write(ticket, *ids, now_ns)
-            except BaseException as error:
-                self._fail(ticket, error, replies)
-        self.made_room()
-        self.flush(replies)
-
-    def _write(self, ticket: Ticket[Any], ids: Sequence[int], split: int, now_ns: int) -> None:
-        limit = self.limits.max_batch_tokens
-        if limit is not None and len(ids) > limit:
-            raise TooLarge(
-                f"the item has {len(ids)} input ids, but a batch may have at most max_batch_tokens={limit}; shorten it"
-            )
-        ticket.size = len(ids)
-        ticket._ready_ns = now_ns
-        if not self.queue.write(ticket._handle, ids, split) and self._wanted(ticket):
-            raise Overloaded(
-                f"no room for {len(ids)} input ids beside those of the requests in the queue of {self.name!r}; "
-                "retry later or raise Limits.max_ids",
-                reason="queue_full",
-            )
-        self.queue.ready(ticket._handle, now_ns)
-
-    def _fail(self, ticket: Ticket[Any], error: BaseException, replies: Replies) -> None:
-        self.queue.unbind(ticket._handle)
-        for member in self._all_of(ticket):
-            if settle(member, None, member_error(error, 1, self.name), replies):
-                self.counts.add("failed")
-        self._give_up(ticket)
-
-    def _give_up(self, ticket: Ticket[Any]) -> None:
-        """Free a pinned slot: mark it dropped, then unpin it."""
-        self.queue.cancel(ticket._handle)
-        self.queue.ready(ticket._handle, 0)
-
-    def _tokenise_failed(self, tickets: list[Ticket[Any]], error: BaseException) -> None:
-        replies = Replies()
-        for ticket in tickets:
-            self._fail(ticket, error, replies)
-        self.made_room()
-        self.flush(replies)
-
     # The end.
 
     @property
     def healthy(self) -> bool:
         """False if a helper thread or the alarm has died."""
-        return self._alarm.alive and (self._helpers is None or self._helpers.healthy)
+        return self.deadlines.alarm.alive and (self._tokenising is None or self._tokenising.helpers.healthy)
 
     def on_own_thread(self) -> bool:
         """True on a helper thread and on the alarm's."""
-        return self._alarm.on_own_thread() or self._helpers is not None and self._helpers.on_own_thread()
+        helping = self._tokenising is not None and self._tokenising.helpers.on_own_thread()
+        return helping or self.deadlines.alarm.on_own_thread()
 
     def stop_admitting(self) -> None:
         """Take no more, and send away those who wait for room."""
@@ -450,14 +315,14 @@ class Desk:
         self.stop_admitting()
         for owner in self.queue.owners():
             self._send_away(owner)
-        if self._helpers is not None:
-            self._helpers.stop()
-        self._alarm.stop()
+        if self._tokenising is not None:
+            self._tokenising.helpers.stop()
+        self.deadlines.alarm.stop()
 
     def _send_away(self, owner: Ticket[Any]) -> None:
         if self.queue.cancel(owner._handle) not in (arena.DROP_FREED, arena.DROP_DEFERRED):
             return
         replies = Replies()
-        for ticket in self._all_of(owner):
+        for ticket in all_of(owner):
             settle(ticket, None, closed_error(), replies)
         self.flush(replies)

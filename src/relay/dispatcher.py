@@ -7,15 +7,19 @@ nothing parks on a lock and uses no processor.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextvars
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from relay.assemble import Assembler
-from relay.clock import Clock
+from relay.clock import NS, Clock, release_once
 from relay.desk import Desk
 from relay.limits import Limits
 from relay.outputs import member_error, rows_of
@@ -57,6 +61,7 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self.desk = Desk(tokenizer, name, limits, policy, clock, self._gate.release, self._start)
         self._assembler = Assembler(self.desk.queue, tokenizer) if tokenizer is not None else None
+        _living.add(self)
 
     def _start(self) -> None:
         with self._start_lock:
@@ -84,10 +89,33 @@ class Dispatcher:
         self.desk.stop_admitting()
         self.desk.when_idle(self.close)
 
-    @property
-    def exit_grace_s(self) -> float:
-        """How long the interpreter's exit waits for the lane."""
-        return self._limits.exit_grace_s
+    def drain(self, limit_ns: int | None) -> int:
+        """Take no more, and wait until no request is open. Returns how many are left when the limit is over."""
+        self.desk.stop_admitting()
+        gate = threading.Lock()
+        gate.acquire()
+        watcher = partial(release_once, gate)
+        self.desk.when_idle(watcher)
+        try:
+            self._clock.park(gate, None if limit_ns is None else self._clock.now_ns() + limit_ns)
+        finally:
+            self.desk.unwatch(watcher)
+        return len(self.desk.open)
+
+    async def drain_async(self, limit_ns: int | None) -> int:
+        """As `drain`, for coroutines."""
+        self.desk.stop_admitting()
+        idle = asyncio.Event()
+        watcher = partial(asyncio.get_running_loop().call_soon_threadsafe, idle.set)
+        self.desk.when_idle(watcher)
+        try:
+            async with asyncio.timeout(None if limit_ns is None else limit_ns / NS):
+                await idle.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.desk.unwatch(watcher)
+        return len(self.desk.open)
 
     def on_own_thread(self) -> bool:
         """True on the lane's own thread, and on the desk's, which the lane may wait for."""
@@ -171,3 +199,16 @@ class Dispatcher:
         desk.counts.batch(run.size, run.ended_ns - run.started_ns, failed, error is not None)
         desk.flush(replies)
         desk.made_room()
+
+
+_living: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the interpreter's exit: let running batches end, for a while."""
+    dispatchers = list(_living)
+    for dispatcher in dispatchers:
+        dispatcher.close()
+    for dispatcher in dispatchers:
+        dispatcher.join(dispatcher._limits.exit_grace_s)

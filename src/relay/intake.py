@@ -30,6 +30,7 @@ class Intake(Generic[In, Out]):
         merger: Finds runs to share; None where nothing is shared.
 
     Attributes:
+        most_mapped: Places that one `map` may hold.
         place: Give a ticket a place. False if there is none; raises Closed.
         place_all: Give all of several tickets a place, or none of them.
     """
@@ -39,6 +40,7 @@ class Intake(Generic[In, Out]):
         self._now_ns = desk.clock.now_ns
         self._check = desk.tokenizer.check if desk.tokenizer is not None else None
         self._most_size = desk.limits.max_batch_tokens if desk.tokenizer is None else None
+        self.most_mapped = max(1, desk.limits.max_queue // 2)
         self.place = desk.admit if merger is None else merger.place
         self.place_all = desk.admit_all if merger is None else merger.place_all
 
@@ -110,6 +112,13 @@ class Intake(Generic[In, Out]):
             if self._desk.admit(ticket, claim=True):
                 return ticket
         raise self._no_room(timeout)
+
+    async def submit_waiting_async(self, item: In, timeout: float | None, **request: Any) -> Ticket[Out]:
+        """As `submit_waiting`, without blocking the loop."""
+        ticket = self.ticket_of(item, **request)
+        if not self.place(ticket):
+            await self.wait_for_place_async(ticket, timeout)
+        return ticket
 
     async def wait_for_place_async(self, ticket: Ticket[Out], timeout: float | None) -> None:
         """Wait for room for a ticket that found none, without blocking the loop. Raises as `submit_waiting`."""

@@ -7,22 +7,19 @@ Everything it holds hangs on the dispatcher; a relay that is dropped answers wha
 from __future__ import annotations
 
 import asyncio
-import atexit
-import threading
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from relay._backend import backend
-from relay.clock import MONOTONIC, NS, Clock, limit_ns, release_once
+from relay.clock import MONOTONIC, Clock, limit_ns
 from relay.dispatcher import Dispatcher
 from relay.errors import TooLarge
 from relay.intake import Intake, check_model
 from relay.limits import Limits
+from relay.mapping import map_in_order, map_in_order_async
 from relay.merging import Merger
 from relay.policy import BATCH, DynamicPriority, Priority
 from relay.stats import RelaySnapshot
@@ -88,7 +85,6 @@ class Relay(Generic[In, Out]):
         merge = merge if merge is not None else key is not None or getattr(model, "deterministic", False) is True
         self._intake: Intake[In, Out] = Intake(self._desk, Merger(self._desk, key) if merge else None)
         self._ticket, self._place = self._intake.ticket, self._intake.place
-        _living.add(self._dispatcher)
         weakref.finalize(self, self._dispatcher.retire).atexit = False
 
     # One request.
@@ -235,28 +231,9 @@ class Relay(Generic[In, Out]):
             **request: As for `submit`.
         """
         request["priority"] = BATCH if priority is None else priority
-        self._intake.check_shared(timeout, request)
-        most = max(1, self.limits.max_queue // 2)
-        pending: deque[Ticket[Out]] = deque()
-        try:
-            for item in items:
-                while len(pending) >= most or pending and pending[0].done():
-                    answer = _answer(pending[0], return_exceptions)
-                    pending.popleft()  # not before it is there: a wait that is interrupted leaves it to be cancelled
-                    yield answer
-                try:
-                    pending.append(self._intake.submit_waiting(item, timeout, **request))
-                except (ValueError, TypeError) as error:
-                    pending.append(self._intake.failed(error))
-            while pending:
-                answer = _answer(pending[0], return_exceptions)
-                pending.popleft()
-                yield answer
-        finally:
-            for ticket in pending:
-                ticket.cancel()
+        return map_in_order(self._intake, items, return_exceptions, timeout, request)
 
-    async def map_async(
+    def map_async(
         self,
         items: Iterable[In],
         *,
@@ -267,29 +244,7 @@ class Relay(Generic[In, Out]):
     ) -> AsyncIterator[Out]:
         """As `map`, for coroutines: ``async for y in r.map_async(items)``."""
         request["priority"] = BATCH if priority is None else priority
-        self._intake.check_shared(timeout, request)
-        most = max(1, self.limits.max_queue // 2)
-        pending: deque[Ticket[Out]] = deque()
-        try:
-            for item in items:
-                while len(pending) >= most or pending and pending[0].done():
-                    answer = await _answer_async(pending[0], return_exceptions)
-                    pending.popleft()
-                    yield answer
-                try:
-                    ticket = self._intake.ticket_of(item, **request)
-                    if not self._place(ticket):
-                        await self._intake.wait_for_place_async(ticket, timeout)
-                    pending.append(ticket)
-                except (ValueError, TypeError) as error:
-                    pending.append(self._intake.failed(error))
-            while pending:
-                answer = await _answer_async(pending[0], return_exceptions)
-                pending.popleft()
-                yield answer
-        finally:
-            for ticket in pending:
-                ticket.cancel()
+        return map_in_order_async(self._intake, items, return_exceptions, timeout, request)
 
     # Looking on, and the end.
 
@@ -346,33 +301,11 @@ class Relay(Generic[In, Out]):
                 "drain() was called from the relay's own model or callback, where it would wait for itself"
             )
         warn_if_on_loop("Relay.drain()", "use drain_async()")
-        self._desk.stop_admitting()
-        gate = threading.Lock()
-        gate.acquire()
-        watcher = partial(release_once, gate)
-        self._desk.when_idle(watcher)
-        try:
-            self._clock.park(gate, None if limit is None else self._clock.now_ns() + limit)
-        finally:
-            self._desk.unwatch(watcher)
-        return len(self._desk.open)
+        return self._dispatcher.drain(limit)
 
     async def drain_async(self, timeout: float | None = None) -> int:
         """As `drain`, for coroutines."""
-        limit = limit_ns(timeout, "timeout")
-        self._desk.stop_admitting()
-        loop = asyncio.get_running_loop()
-        idle = asyncio.Event()
-        watcher = partial(loop.call_soon_threadsafe, idle.set)
-        self._desk.when_idle(watcher)
-        try:
-            async with asyncio.timeout(None if limit is None else limit / NS):
-                await idle.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._desk.unwatch(watcher)
-        return len(self._desk.open)
+        return await self._dispatcher.drain_async(limit_ns(timeout, "timeout"))
 
     def close(self) -> None:
         """Take no more, send away all who wait or are queued (`Closed`), and wait for the running batch. May be called
@@ -412,32 +345,3 @@ class Relay(Generic[In, Out]):
 
     def __repr__(self) -> str:
         return f"<Relay {self.name!r} {backend} {len(self._desk.open)} open>"
-
-
-def _answer(ticket: Ticket[Out], return_exceptions: bool) -> Out:
-    error = ticket.exception()
-    if error is None or not return_exceptions:
-        return ticket.result()
-    return error  # type: ignore[return-value]
-
-
-async def _answer_async(ticket: Ticket[Out], return_exceptions: bool) -> Out:
-    try:
-        return await ticket
-    except Exception as error:
-        if not return_exceptions:
-            raise
-        return error  # type: ignore[return-value]
-
-
-_living: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """At the interpreter's exit: let running batches end, for a while."""
-    dispatchers = list(_living)
-    for dispatcher in dispatchers:
-        dispatcher.close()
-    for dispatcher in dispatchers:
-        dispatcher.join(dispatcher.exit_grace_s)

@@ -59,9 +59,10 @@ class Room:
         self._requests = requests
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant, for a coroutine that is thrown away while it waits leaves the line
-        self._heap = heap.PriorityHeap(MAX_WAITING)
         self._waiters: dict[int, _Waiter] = {}
-        self._spare = list(range(MAX_WAITING))
+        self._heap = heap.PriorityHeap(MAX_WAITING)
+        self._spare: list[int] = []  # places given back; those from _fresh on have never been used
+        self._fresh = 0
         self._closed = False
         self.waiting = 0
 
@@ -126,11 +127,14 @@ class Room:
         with self._lock:
             if self._closed:
                 raise closed_error()
-            if not self._spare:
+            if self.waiting == MAX_WAITING:
                 raise Overloaded(
                     f"{MAX_WAITING} callers already wait for room in the queue; retry later or slow down",
                     reason="queue_full",
                 )
+            if not self._spare:
+                self._spare.append(self._fresh)
+                self._fresh += 1
             waiter.index = self._spare.pop()
             self._waiters[waiter.index] = waiter
             self._heap.push(key, waiter.index)
