@@ -16,7 +16,7 @@ import relay
 
 TASKS = 1_000
 EACH = 12
-ROUNDS = 5
+ROUNDS = 11
 
 Runner = Callable[[Coroutine[Any, Any, float]], float]
 

@@ -99,8 +99,8 @@ def takes(cls: type, names: list[str]) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Properties, slots and getters: read without a call."""
-    return inspect.isdatadescriptor(value)
+    """Properties, slots, getters, and fields whose default lies on the class: read without a call."""
+    return inspect.isdatadescriptor(value) or value is None or isinstance(value, int)
 
 
 def plain(value: Any) -> Any:

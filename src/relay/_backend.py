@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     # Type checkers read the pure side: it carries the types of both.
-    from relay._pure import arena, batch, dedup, heap, permits, queue, state, timers
+    from relay._pure import arena, batch, dedup, heap, permits, queue, state, tickets, timers
 
-PARTS = ("state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue")
+PARTS = ("state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets")
 
 __all__ = [
     "PARTS",
@@ -36,6 +36,7 @@ __all__ = [
     "permits",
     "queue",
     "state",
+    "tickets",
     "timers",
 ]
 

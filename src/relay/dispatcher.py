@@ -18,12 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from relay._backend import tickets
 from relay.assemble import Assembler
 from relay.clock import NS, Clock, release_once
 from relay.desk import Desk
 from relay.limits import Limits
 from relay.outputs import member_error, rows_of
 from relay.policy import DynamicPriority
+from relay.runs import all_of
 from relay.ticket import Replies, Run, Ticket, settle
 from relay.tokenizer import Tokenizer
 
@@ -180,25 +182,26 @@ class Dispatcher:
         desk = self.desk
         desk.queue.finish(handles)  # closes the runs to joiners: nobody enters a list behind the loop below
         replies = Replies()
+        left = range(len(owners)) if error is not None else tickets.answer_all(owners, rows, run, replies)
         failed = 0
-        for index, owner in enumerate(owners):
-            row = error if error is not None else rows[index]
-            owner._item = owner._content = None
-            followers = owner._followers
-            if issubclass(type(row), BaseException):  # isinstance() would run a row's own __class__
-                failed += 1
-                settle(owner, None, member_error(row, run.size, self._name), replies, run)
-                while followers:
-                    settle(followers.pop(), None, member_error(row, run.size, self._name), replies, run)
-            else:
-                settle(owner, row, None, replies, run)
-                while followers:
-                    follower = followers.pop()
-                    follower.size = owner.size
-                    settle(follower, row, None, replies, run)
+        for index in left:
+            failed += self._answer_shared(owners[index], rows[index] if error is None else error, run, replies)
         desk.counts.batch(run.size, run.ended_ns - run.started_ns, failed, error is not None)
         desk.flush(replies)
         desk.made_room()
+
+    def _answer_shared(self, owner: Ticket[Any], row: Any, run: Run, replies: Replies) -> bool:
+        """Answer one member and those who share its run, each with an error of its own. True if it failed."""
+        failed = issubclass(type(row), BaseException)  # isinstance() would run a row's own __class__
+        size = owner.size
+        owner._item = owner._content = None
+        for ticket in all_of(owner):
+            ticket.size = size
+            if failed:
+                settle(ticket, None, member_error(row, run.size, self._name), replies, run)
+            else:
+                settle(ticket, row, None, replies, run)
+        return failed
 
 
 _living: weakref.WeakSet[Dispatcher] = weakref.WeakSet()

@@ -1,32 +1,28 @@
 """Tickets: what a caller holds until its answer is there.
 
-A ticket may be used from any thread and any event loop, by several waiters at once. It owns its outcome, which is set
-exactly once: whoever takes the ticket out of the set of open tickets (one atomic step) settles it, all others come too
-late. A waiter enters itself first and looks at `_done` second, the settler sets `_done` first and takes the waiters
-second, so no waiter is missed and none needs a lock.
+A ticket may be used from any thread and any event loop, by several waiters at once. What every request passes through
+(made, awaited, settled) is part of the core, `tickets`; here is what its holder sees.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from relay._backend import tickets
 from relay.clock import NS, Clock, limit_ns
 from relay.errors import RequestCancelled
-from relay.identity import Params
-
-log = logging.getLogger("relay")
 
 Out = TypeVar("Out")
-_Loop = asyncio.AbstractEventLoop
-_Waiter = tuple[_Loop, "asyncio.Future[Any]"] | Callable[[], object]
+Member = tickets.Member
+Replies = tickets.Replies
+settle = tickets.settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class Desk(Protocol):
     def cancel(self, ticket: Ticket[Any]) -> bool: ...
 
 
-class Ticket(Generic[Out]):
+class Ticket(tickets.TicketBase, Generic[Out]):
     """The answer to come of one request: awaitable, and usable from plain threads.
 
     Attributes:
@@ -80,35 +76,12 @@ class Ticket(Generic[Out]):
         size: What it counts for in a batch: its input ids, or the item's size. 1 before it is known.
     """
 
-    # Defaults on the class: a request sets only what differs, and most differ in little.
-    tenant: str | None = None
-    size = 1
-    _deadline_ns = -1
-    _params: Params | None = None
-    _group = 0
-    _content: str | bytes | None = None
-    _handle = -1
-    _ready_ns = 0
-    _followers: list[Ticket[Any]] | None = None
-    _times: tuple[int, int] | None = None  # of a leader, once others have joined: their last and first deadline
-    _done = False
-    _value: Any = None
-    _error: BaseException | None = None
-    _run: Run | None = None
+    __slots__ = ()
 
-    def __init__(self, desk: Desk, item: Any, priority: int, arrival_ns: int) -> None:
-        self._desk = desk
-        self._item = item
-        self.priority = priority
-        self._arrival_ns = arrival_ns
-        self._waiters: list[_Waiter] = []
+    if TYPE_CHECKING:
 
-    def __await__(self) -> Generator[Any, None, Out]:
-        """Wait for the answer. Cancelling the awaiting task leaves the request alone; see `cancel`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Out] = loop.create_future()
-        self._attach((loop, future))
-        return future.__await__()
+        def __await__(self) -> Generator[Any, None, Out]:
+            """Wait for the answer. Cancelling the awaiting task leaves the request alone; see `cancel`."""
 
     def result(self, timeout: float | None = None) -> Out:
         """Block until the answer is there.
@@ -144,7 +117,7 @@ class Ticket(Generic[Out]):
         Returns:
             False if it had ended already.
         """
-        return self._desk.cancel(self)
+        return bool(self._desk.cancel(self))
 
     def add_done_callback(self, callback: Callable[[Ticket[Out]], object]) -> None:
         """Have ``callback(ticket)`` called when the request has ended: at once if it has, else from the thread that
@@ -194,22 +167,6 @@ class Ticket(Generic[Out]):
         if not arrived and self._detach(waiter):
             raise TimeoutError(f"no answer within {timeout} s; the request goes on, and result() may be called again")
 
-    def _attach(self, waiter: _Waiter) -> None:
-        self._waiters.append(waiter)
-        if self._done and self._detach(waiter):
-            if isinstance(waiter, tuple):
-                _finish(waiter[1], self)
-            else:
-                _call(waiter)
-
-    def _detach(self, waiter: _Waiter) -> bool:
-        """Take a waiter back; False if the settler has it already."""
-        try:
-            self._waiters.remove(waiter)
-        except ValueError:
-            return False
-        return True
-
 
 class Group(Ticket[list[Out]]):
     """The one ticket of many items: done when all of them are, with their answers in order.
@@ -219,6 +176,8 @@ class Group(Ticket[list[Out]]):
         members: The tickets of the items.
         return_exceptions: Put errors in their places instead of failing with the first of them.
     """
+
+    __slots__ = ("_left", "_members", "_return_exceptions")
 
     def __init__(self, desk: Desk, members: Sequence[Ticket[Out]], return_exceptions: bool) -> None:
         super().__init__(desk, None, members[0].priority if members else 0, 0)
@@ -261,93 +220,6 @@ class Group(Ticket[list[Out]]):
         return [member.size for member in self._members]
 
 
-class Replies:
-    """The waiters of the tickets settled together, woken with one call for each event loop.
-
-    Attributes:
-        calls: Waiters that are no coroutines: called one by one.
-        undeliverable: Answers dropped because their loop had closed.
-    """
-
-    __slots__ = ("_loops", "calls", "undeliverable")
-
-    def __init__(self) -> None:
-        self._loops: dict[_Loop, list[tuple[asyncio.Future[Any], Ticket[Any]]]] = {}
-        self.calls: list[Callable[[], object]] = []
-        self.undeliverable = 0
-
-    def add(self, loop: _Loop, future: asyncio.Future[Any], ticket: Ticket[Any]) -> None:
-        """Have `future` finished, on its loop, with the outcome of `ticket`."""
-        try:
-            self._loops[loop].append((future, ticket))
-        except KeyError:
-            self._loops[loop] = [(future, ticket)]
-
-    def flush(self) -> None:
-        """Wake everyone."""
-        for loop, pairs in self._loops.items():
-            try:
-                loop.call_soon_threadsafe(_finish_all, pairs)
-            except Exception:  # it has closed; whatever it is, the others' answers must go out
-                self.undeliverable += len(pairs)
-        self._loops = {}
-        calls, self.calls = self.calls, []
-        for call in calls:
-            _call(call)
-
-
-def settle(
-    ticket: Ticket[Any], value: Any, error: BaseException | None, replies: Replies, run: Run | None = None
-) -> bool:
-    """End `ticket`, unless it has ended already.
-
-    Args:
-        ticket: The ticket.
-        value: Its result.
-        error: Or its error.
-        replies: Gets the waiters; flush it afterwards.
-        run: The batch it was run in.
-
-    Returns:
-        False if it had ended already; nothing is changed then.
-    """
-    try:
-        ticket._desk.open.remove(ticket)
-    except KeyError:
-        return False
-    ticket._value = value
-    ticket._error = error
-    ticket._run = run
-    ticket._done = True
-    waiters = ticket._waiters
-    while waiters:
-        try:
-            waiter = waiters.pop(0)
-        except IndexError:
-            break  # taken back in this moment
-        if type(waiter) is tuple:
-            replies.add(waiter[0], waiter[1], ticket)
-        elif type(waiter) is Member:
-            waiter.group.count_down(replies)
-        else:
-            replies.calls.append(cast("Callable[[], object]", waiter))
-    return True
-
-
-class Member:
-    """The entry of a `Group` among the waiters of one of its members."""
-
-    __slots__ = ("group",)
-
-    def __init__(self, group: Group[Any]) -> None:
-        self.group = group
-
-    def __call__(self) -> None:
-        replies = Replies()
-        self.group.count_down(replies)
-        replies.flush()
-
-
 def cancelled_error() -> RequestCancelled:
     """What the waiters of a cancelled ticket get."""
     return RequestCancelled("the request was cancelled through its ticket")
@@ -367,23 +239,3 @@ def warn_if_on_loop(what: str, instead: str) -> None:
     if place not in _warned:
         _warned.add(place)
         warnings.warn(f"{what} blocks the running event loop; {instead}", RuntimeWarning, stacklevel=level)
-
-
-def _finish_all(pairs: list[tuple[asyncio.Future[Any], Ticket[Any]]]) -> None:
-    for future, ticket in pairs:
-        if not future.done():
-            if ticket._error is None:
-                future.set_result(ticket._value)
-            else:
-                future.set_exception(ticket._error)
-
-
-def _finish(future: asyncio.Future[Any], ticket: Ticket[Any]) -> None:
-    _finish_all([(future, ticket)])
-
-
-def _call(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except BaseException:  # CancelledError and SystemExit, too: the others' answers must go out
-        log.exception("relay: a ticket's callback failed")

@@ -1,0 +1,201 @@
+# cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
+"""Tickets: the part of them that every request passes through. `relay._pure.tickets` says what each name does.
+
+Any thread may call anything here. The GIL makes each list, set and dict operation one step; the order of the steps is that of the pure side.
+"""
+
+import asyncio
+import logging
+
+from cpython.set cimport PySet_Discard
+from libc.stdint cimport int64_t
+
+from relay._core.state cimport to_int64
+
+cdef extern from *:
+    bint PyExceptionInstance_Check(object o)
+
+__all__ = ["Member", "Replies", "TicketBase", "answer_all", "call", "finish", "settle"]
+
+log = logging.getLogger("relay")
+
+cdef object running_loop = asyncio.get_running_loop
+
+
+cdef class TicketBase:
+    """TicketBase(desk, item, priority, arrival_ns)
+--
+
+"""
+    # Every field: written by whoever made or settles the ticket, read by anyone; objects, so each access is one step.
+    cdef public object _desk
+    cdef public object _item
+    cdef public object tenant
+    cdef public object _params
+    cdef public object _content
+    cdef public object _followers
+    cdef public object _times
+    cdef public object _value
+    cdef public object _error
+    cdef public object _run
+    cdef public list _waiters
+    cdef public int64_t _arrival_ns
+    cdef public int64_t _deadline_ns
+    cdef public int64_t _ready_ns
+    cdef public int64_t _handle
+    cdef public int64_t priority
+    cdef public int64_t size
+    cdef public int64_t _group
+    cdef public bint _done
+    cdef object __weakref__
+
+    def __init__(self, desk, item, priority, arrival_ns):
+        self._desk = desk
+        self._item = item
+        self.priority = to_int64("priority", priority)
+        self._arrival_ns = to_int64("arrival_ns", arrival_ns)
+        self._waiters = []
+        self.size = 1
+        self._deadline_ns = self._handle = -1
+
+    def __await__(self):
+        loop = running_loop()
+        future = loop.create_future()
+        self.attach((loop, future))
+        return future.__await__()
+
+    def _attach(self, waiter):
+        self.attach(waiter)
+
+    def _detach(self, waiter):
+        return self.detach(waiter)
+
+    cdef int attach(self, object waiter) except -1:
+        self._waiters.append(waiter)
+        if self._done and self.detach(waiter):
+            if type(waiter) is tuple:
+                finish([((<tuple>waiter)[1], self)])
+            else:
+                call(waiter)
+        return 0
+
+    cdef bint detach(self, object waiter) except -1:
+        try:
+            self._waiters.remove(waiter)
+        except ValueError:
+            return False
+        return True
+
+
+cdef class Member:
+    """Member(group)
+--
+
+"""
+    cdef public object group
+
+    def __init__(self, group):
+        self.group = group
+
+    def __call__(self):
+        cdef Replies replies = Replies()
+        self.group.count_down(replies)
+        replies.flush()
+
+
+cdef class Replies:
+    """Replies()
+--
+
+"""
+    cdef dict _loops
+    cdef public list calls
+    cdef public int64_t undeliverable
+
+    def __init__(self):
+        self._loops = {}
+        self.calls = []
+
+    def add(self, loop, future, ticket):
+        self.enter(loop, future, ticket)
+
+    cdef int enter(self, object loop, object future, object ticket) except -1:
+        pairs = self._loops.get(loop)
+        if pairs is None:
+            pairs = self._loops[loop] = []
+        (<list>pairs).append((future, ticket))
+        return 0
+
+    def flush(self):
+        cdef dict loops = self._loops
+        cdef list calls
+        self._loops = {}
+        for loop, pairs in loops.items():
+            try:
+                loop.call_soon_threadsafe(finish, pairs)
+            except Exception:
+                self.undeliverable += len(pairs)
+        calls = self.calls
+        self.calls = []
+        for waiter in calls:
+            call(waiter)
+
+
+cdef bint end(TicketBase ticket, object value, object error, Replies replies, object run) except -1:
+    cdef list waiters
+    if not PySet_Discard(ticket._desk.open, ticket):
+        return False
+    ticket._value = value
+    ticket._error = error
+    ticket._run = run
+    ticket._done = True
+    waiters = ticket._waiters
+    while waiters:
+        try:
+            waiter = waiters.pop(0)
+        except IndexError:
+            break
+        if type(waiter) is tuple:
+            replies.enter((<tuple>waiter)[0], (<tuple>waiter)[1], ticket)
+        elif type(waiter) is Member:
+            (<Member>waiter).group.count_down(replies)
+        else:
+            replies.calls.append(waiter)
+    return True
+
+
+def settle(TicketBase ticket not None, value, error, Replies replies not None, run=None):
+    return end(ticket, value, error, replies, run)
+
+
+def answer_all(owners, rows, run, Replies replies not None):
+    cdef list left = []
+    cdef TicketBase owner
+    cdef Py_ssize_t index = 0
+    for owner in owners:
+        row = rows[index]
+        if owner._followers or PyExceptionInstance_Check(row):
+            left.append(index)
+        else:
+            owner._item = owner._content = None
+            end(owner, row, None, replies, run)
+        index += 1
+    return left
+
+
+def finish(pairs):
+    cdef TicketBase ticket
+    for future, ticket in pairs:
+        if not future.done():
+            if ticket._error is None:
+                future.set_result(ticket._value)
+            else:
+                future.set_exception(ticket._error)
+
+
+def call(waiter):
+    try:
+        waiter()
+    except BaseException:
+        log.exception("relay: a ticket's callback failed")
