@@ -61,7 +61,8 @@ def public(module: ModuleType) -> dict[str, Any]:
 
 def members(cls: type) -> dict[str, Any]:
     """The methods, properties and constants of a class that its users see."""
-    return {name: value for name, value in vars(cls).items() if not name.startswith("_") or name in OPERATORS}
+    found = {name: value for base in reversed(cls.__mro__[:-1]) for name, value in vars(base).items()}
+    return {name: value for name, value in found.items() if not name.startswith("_") or name in OPERATORS}
 
 
 def parameters(value: Any) -> Parameters:

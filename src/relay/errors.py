@@ -6,7 +6,7 @@
         TooLarge             413   also a ValueError
         Closed               503
       Expired                      also a TimeoutError
-        AcquireTimeout       503   waited for a token or a place too long
+        AcquireTimeout       503   waited for a token too long
         DeadlineExceeded     504   still queued at its deadline
         RunTimeout           504   the model call took too long
       TokenError                   a Token was used outside its lease
@@ -75,7 +75,7 @@ class Expired(RelayError, TimeoutError):
 
 
 class AcquireTimeout(Expired):
-    """No token, or no place in the queue, became free within the timeout."""
+    """No token became free within the timeout."""
 
     http_status = 503
 

@@ -14,9 +14,30 @@ from __future__ import annotations
 import threading
 
 __all__ = [
-    "BUSY", "DROPPED", "EDGES", "GEN_BITS", "IDLE", "MAX_GENERATION", "MAX_SLOTS", "NAMES", "NO_HANDLE", "PINNED",
-    "QUEUED", "REVOKE", "SLOT_BITS", "StateWords", "edge", "flags_of", "generation_of", "handle_generation",
-    "handle_of", "legal", "next_generation", "slot_of", "state_of", "word",
+    "BUSY",
+    "DROPPED",
+    "EDGES",
+    "GEN_BITS",
+    "IDLE",
+    "MAX_GENERATION",
+    "MAX_SLOTS",
+    "NAMES",
+    "NO_HANDLE",
+    "PINNED",
+    "QUEUED",
+    "REVOKE",
+    "SLOT_BITS",
+    "StateWords",
+    "edge",
+    "flags_of",
+    "generation_of",
+    "handle_generation",
+    "handle_of",
+    "legal",
+    "next_generation",
+    "slot_of",
+    "state_of",
+    "word",
 ]
 
 IDLE, QUEUED, BUSY, REVOKE = 0, 1, 2, 3
