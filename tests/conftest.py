@@ -6,6 +6,7 @@ import faulthandler
 import importlib
 import os
 import random
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -97,6 +98,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     global _stderr
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a script, as a check may be: the tests of Ctrl-C need it all the same.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _stderr = os.fdopen(os.dup(2), "w")  # the real one: while tests run, descriptor 2 is captured
 
 
