@@ -238,6 +238,27 @@ def test_force_replaces_at_the_end(toy: Toy, lines: Path, tmp_path: Path) -> Non
     assert len(np.load(tmp_path / "out.npy")) == 3000
 
 
+def test_rows_of_an_earlier_run_are_not_overwritten(
+    toy: Toy, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.partial.npy").write_bytes(b"rescued")
+    assert embed(lines, "-o", tmp_path / "out.npy") == 0
+    assert (tmp_path / "out.partial.npy").read_bytes() == b"rescued" and len(np.load(tmp_path / "out.npy")) == 3000
+    (tmp_path / "out.npy").unlink()
+    toy.interrupt_at = toy.calls + 20
+    assert embed(lines, "-o", tmp_path / "out.npy") == 130
+    assert "rows written to" in capsys.readouterr().err and (tmp_path / "out.partial-2.npy").exists()
+
+
+def test_the_input_is_never_the_output(
+    toy: Toy, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = lines.read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(lines)
+    assert embed(lines, "-o", tmp_path / "link.jsonl", "--force") == 2
+    assert "is the input itself" in capsys.readouterr().err and lines.read_bytes() == before
+
+
 def test_model_that_is_not_there_leaves_nothing(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,3 +143,9 @@ def test_alarms_armed_from_many_threads() -> None:
         clock.advance(1)
         deadlines.wait_for(*range(1, seconds + 1))
     alarm.stop()
+
+
+def test_limits_name_what_is_wrong() -> None:
+    for wrong in ("1", [], object()):
+        with pytest.raises(TypeError, match="deadline must be None or a number of seconds, got "):
+            limit_ns(wrong, "deadline")  # type: ignore[arg-type]

@@ -439,3 +439,15 @@ def test_twins() -> None:
 @pytest.mark.long
 def test_twins_long() -> None:
     run_state_machine_as_test(Twins, settings=settings(max_examples=1000, stateful_step_count=50))
+
+
+def test_a_released_token_opens_no_block(core: Core) -> None:
+    permits = core.permits.Permits(1)
+    token = permits.try_acquire(0)
+    token.release()
+    other = permits.try_acquire(0)
+    with pytest.raises(StaleToken, match="cannot use this token"), token:
+        raise AssertionError("the block ran without a permit")
+    assert other.held and permits.held == 1
+    other.release()
+    permits.check()

@@ -247,3 +247,30 @@ def test_drain_from_an_expired_requests_callback(lab: Lab) -> None:
     clock.wait_for_sleepers(1)
     clock.advance(1)
     lab.wait_until(lambda: len(errors) == 1)
+
+
+def test_waiting_for_itself_is_refused(lab: Lab) -> None:
+    """A model or a callback that waits for its own relay would wait for ever."""
+    inner: list[Any] = []
+
+    def model(items: list[Any]) -> list[Any]:
+        return [r(item - 1) if item else 0 for item in items]
+
+    r = lab.start(model)
+    with pytest.raises(RuntimeError, match="would wait for itself"):
+        r.submit(3).result(30)
+    assert r.submit(0).result(30) == 0
+
+    def callback(ticket: Any) -> None:
+        assert ticket.result() == 0  # it has ended, so this does not wait
+        try:
+            r.submit(0).result()
+        except RuntimeError as error:
+            inner.append(error)
+
+    done = threading.Event()
+    ticket = r.submit(0)
+    ticket.add_done_callback(callback)
+    ticket.add_done_callback(lambda _: done.set())
+    assert done.wait(30)
+    lab.idle(r)

@@ -223,8 +223,6 @@ def test_e8_request_ids_are_echoed_and_mean_nothing(shared_server: Running) -> N
         (b'{"input": {"a": 1}}', 400, "input", "Expected"),
         (b'{"input": []}', 400, "input", "empty list"),
         (b'{"input": [[]]}', 400, "input", "empty list of ids"),
-        (b'{"input": ""}', 400, "input", "empty string"),
-        (b'{"input": ["a", ""]}', 400, "input", "input[1] is an empty string"),
         (b'{"input": ["a", 1]}', 400, "input", "mixes"),
         (b'{"input": [1, [2]]}', 400, "input", "mixes"),
         (b'{"input": [-1]}', 400, "input", ">= 0"),
@@ -243,7 +241,7 @@ def test_e8_request_ids_are_echoed_and_mean_nothing(shared_server: Running) -> N
         (b'{"input": "\xff"}', 400, None, "UTF-8"),
         (json.dumps({"input": ["x"] * (MAX_INPUTS + 1)}).encode(), 400, "input", "at most 2048"),
     ],
-    ids=range(27),
+    ids=range(25),
 )
 def test_bad_requests_get_openai_errors(
     shared_server: Running, body: bytes, status: int, param: str | None, text: str
@@ -562,10 +560,10 @@ def test_reference_embeddings_over_http(minilm: Running, shared: Path) -> None:
     folder = shared / "data" / "reference"
     texts = [json.loads(line)["text"] for line in (folder / "embeddings_texts.jsonl").open(encoding="utf-8")]
     expected = np.load(folder / "embeddings_minilm.npz")["vec"]
-    full = [i for i, text in enumerate(texts) if text]
+    assert "" in texts
     with minilm.client() as client:
-        answer = client.embeddings.create(model="toy", input=[texts[i] for i in full])
-    np.testing.assert_allclose([row.embedding for row in answer.data], expected[full], atol=1e-4)
+        answer = client.embeddings.create(model="toy", input=texts)
+    np.testing.assert_allclose([row.embedding for row in answer.data], expected, atol=1e-4)
 
 
 @pytest.mark.hf

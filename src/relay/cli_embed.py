@@ -242,6 +242,8 @@ def run(args: argparse.Namespace) -> int:
     """
     in_format = textio.input_format(args.input, args.input_format, args.field)
     out_format = vectorio.output_format(args.output, args.format)
+    if os.path.exists(args.input) and os.path.exists(args.output) and os.path.samefile(args.input, args.output):
+        raise ValueError(f"{args.output} is the input itself; choose another name for the output")
     with closing(TextReader(args.input, in_format, args.field)) as reader:
         writer = VectorWriter(args.output, out_format, args.force)  # before the model is loaded, which takes its time
         progress = None

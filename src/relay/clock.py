@@ -65,7 +65,11 @@ def limit_ns(seconds: float | None, what: str) -> int | None:
     """
     if seconds is None:
         return None
-    if not seconds >= 0:
+    try:
+        valid = seconds >= 0
+    except TypeError:
+        raise TypeError(f"{what} must be None or a number of seconds, got {type(seconds).__name__}") from None
+    if not valid:
         raise ValueError(f"{what} must be None or a number of seconds of at least 0, got {seconds!r}")
     if seconds * NS >= FOREVER_NS:
         return None

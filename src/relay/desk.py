@@ -6,6 +6,7 @@ the queue, and its owner is the ticket that leads it; followers are tickets that
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class Desk:
         self._key = policy.key
         self._start = start
         self.started = False
+        self.lane: threading.Thread | None = None
         self._idle_watchers: list[Callable[[], object]] = []
         self.deadlines = Deadlines(self.queue, self.counts, clock, f"{name}-alarm", self._expire)
         self._tokenising: Tokenising | None = None
@@ -300,7 +302,9 @@ class Desk:
         return self.deadlines.alarm.alive and (self._tokenising is None or self._tokenising.helpers.healthy)
 
     def on_own_thread(self) -> bool:
-        """True on a helper thread and on the alarm's."""
+        """True on the lane's thread, a helper's and the alarm's: whoever waits there for an answer waits for itself."""
+        if threading.current_thread() is self.lane:
+            return True
         helping = self._tokenising is not None and self._tokenising.helpers.on_own_thread()
         return helping or self.deadlines.alarm.on_own_thread()
 

@@ -119,10 +119,6 @@ class Dispatcher:
             self.desk.unwatch(watcher)
         return len(self.desk.open)
 
-    def on_own_thread(self) -> bool:
-        """True on the lane's own thread, and on the desk's, which the lane may wait for."""
-        return threading.current_thread() is self._thread or self.desk.on_own_thread()
-
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the lane to end. True if it has."""
         thread = self._thread
@@ -132,7 +128,7 @@ class Dispatcher:
         return not thread.is_alive()
 
     def _serve(self) -> None:
-        self._thread = threading.current_thread()
+        self._thread = self.desk.lane = threading.current_thread()
         desk, requests, now_ns, limits = self.desk, self.desk.queue, self._clock.now_ns, self._limits
         most, most_cost = limits.max_batch_size, limits.max_batch_tokens or 0
         while True:

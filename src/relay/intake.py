@@ -16,7 +16,7 @@ from relay.errors import DeadlineExceeded, Overloaded, TooLarge
 from relay.identity import intern_params, size_of
 from relay.merging import Merger
 from relay.policy import BATCH, INTERACTIVE, Priority, tier
-from relay.ticket import Ticket, warn_if_on_loop
+from relay.ticket import Ticket, refuse_own_thread, warn_if_on_loop
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -107,6 +107,7 @@ class Intake(Generic[In, Out]):
         ticket = self.ticket_of(item, **request)
         if self.place(ticket):
             return ticket
+        refuse_own_thread(self._desk, "waiting for room")
         warn_if_on_loop(f"waiting for room in {self._desk.name!r}", "use run_async() or map_async()")
         while limit != 0 and self._desk.room.wait(self._desk.key(ticket), until_ns):
             if self._desk.admit(ticket, claim=True):

@@ -190,7 +190,7 @@ class TokenPool(core.Permits):
         loop = asyncio.get_running_loop()
         token = await self.acquire_async(priority, timeout=timeout)
         try:
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 work: asyncio.Future[Any] = loop.create_task(_hold(token, function, args))
                 work.add_done_callback(partial(_release_unstarted, token))
             else:

@@ -23,7 +23,7 @@ from relay.mapping import map_in_order, map_in_order_async
 from relay.merging import Merger
 from relay.policy import BATCH, DynamicPriority, Priority
 from relay.stats import RelaySnapshot
-from relay.ticket import Group, Member, Ticket, warn_if_on_loop
+from relay.ticket import Group, Member, Ticket, refuse_own_thread, warn_if_on_loop
 from relay.tokenizer import Tokenizer
 
 In = TypeVar("In")
@@ -296,10 +296,7 @@ class Relay(Generic[In, Out]):
             How many are left when `timeout` seconds are over; 0 if none.
         """
         limit = limit_ns(timeout, "timeout")
-        if self._dispatcher.on_own_thread():
-            raise RuntimeError(
-                "drain() was called from the relay's own model or callback, where it would wait for itself"
-            )
+        refuse_own_thread(self._desk, "Relay.drain()")
         warn_if_on_loop("Relay.drain()", "use drain_async()")
         return self._dispatcher.drain(limit)
 

@@ -66,6 +66,8 @@ class Desk(Protocol):
 
     def cancel(self, ticket: Ticket[Any]) -> bool: ...
 
+    def on_own_thread(self) -> bool: ...
+
 
 class Ticket(tickets.TicketBase, Generic[Out]):
     """The answer to come of one request: awaitable, and usable from plain threads.
@@ -153,6 +155,7 @@ class Ticket(tickets.TicketBase, Generic[Out]):
         limit = limit_ns(timeout, "timeout")
         if self._done:
             return
+        refuse_own_thread(self._desk, "Ticket.result()")
         warn_if_on_loop("Ticket.result()", "await the ticket instead")
         gate = threading.Lock()
         gate.acquire()
@@ -223,6 +226,15 @@ class Group(Ticket[list[Out]]):
 def cancelled_error() -> RequestCancelled:
     """What the waiters of a cancelled ticket get."""
     return RequestCancelled("the request was cancelled through its ticket")
+
+
+def refuse_own_thread(desk: Desk, what: str) -> None:
+    """Refuse a blocking call that would wait for the very thread it is made on."""
+    if desk.on_own_thread():
+        raise RuntimeError(
+            f"{what} was called from the relay's own model or callback, where it would wait for itself; "
+            "submit() and add_done_callback() do not wait"
+        )
 
 
 _warned: set[tuple[str, int]] = set()

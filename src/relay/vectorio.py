@@ -44,10 +44,10 @@ def output_format(path: str, asked: str | None = None) -> str:
     return chosen
 
 
-def partial_path(path: str) -> str:
-    """Where the rows lie until they are all there: ``out.npy`` → ``out.partial.npy``."""
+def partial_path(path: str, number: int = 1) -> str:
+    """Where the rows lie until they are all there: ``out.npy`` → ``out.partial.npy``, then ``out.partial-2.npy``."""
     stem, suffix = os.path.splitext(path)
-    return f"{stem}.partial{suffix}"
+    return f"{stem}.partial{f'-{number}' if number > 1 else ''}{suffix}"
 
 
 def npy_header(rows: int, dimensions: int) -> bytes:
@@ -82,8 +82,8 @@ class VectorWriter:
         self.rows = 0
         if not self._direct:
             self._refuse_existing()
-        self.path = "standard output" if path == "-" else path if self._direct else partial_path(self._target)
-        self._file: BinaryIO = sys.stdout.buffer if path == "-" else open(self.path, "wb")
+        self.path = "standard output" if path == "-" else path
+        self._file: BinaryIO = sys.stdout.buffer if path == "-" else self._open()
         if format == "npy" and not self._file.seekable():
             self._file.close()
             raise OSError(f"npy needs a file that can be rewound, and {path} cannot; use --format jsonl or csv")
@@ -99,6 +99,19 @@ class VectorWriter:
         self._dimensions = dimensions
         self._numbers = ",".join(["%.9g"] * dimensions)  # 9 digits give back the same float32
         self._put(self._header(), 0)
+        self._file.flush()
+
+    def _open(self) -> BinaryIO:
+        """Opens where the rows go: under a name of this run's own, for another may have left rows or still write."""
+        if self._direct:
+            return open(self.path, "wb")
+        number = 1
+        while True:
+            self.path = partial_path(self._target, number)
+            try:
+                return open(self.path, "xb")
+            except FileExistsError:
+                number += 1
 
     def _refuse_existing(self) -> None:
         if os.path.exists(self._target) and not self._force:

@@ -104,6 +104,8 @@ A permit to use compute: the lease of one slot of a pool, and a context manager 
         self.end()
 
     def __enter__(self):
+        if not self.held:
+            raise stale_token("use")
         return self
 
     def __exit__(self, *exc):

@@ -100,6 +100,8 @@ class Token:
         self._permits.release(self)
 
     def __enter__(self) -> Token:
+        if not self.held:
+            raise stale_token("use")
         return self
 
     def __exit__(self, *exc: object) -> None:

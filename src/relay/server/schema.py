@@ -169,7 +169,6 @@ def inputs_of(request: EmbeddingRequest, model: str, dimensions: int) -> list[In
     if len(inputs) > MAX_INPUTS:
         raise ApiError(400, f"input holds {len(inputs)} texts; at most {MAX_INPUTS} fit in a request", param="input")
     for index, one in enumerate(inputs):
-        if not one:
-            what = "an empty string" if isinstance(one, str) else "an empty list of ids"
-            raise ApiError(400, f"input[{index}] is {what}; leave it out", param="input")
+        if not one and not isinstance(one, str):  # an empty text has an embedding, that of its special tokens
+            raise ApiError(400, f"input[{index}] is an empty list of ids; leave it out", param="input")
     return inputs
