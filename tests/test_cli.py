@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import io
 import json
@@ -44,10 +45,12 @@ class Toy:
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
+def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     model = Toy()
     monkeypatch.setattr(models, "load", lambda name, threads: model)
-    return model
+    gc.disable()  # a Ctrl-C that comes inside a callback of the collector, such as hypothesis has, is swallowed
+    yield model
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,7 @@ def sanitized(kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs Python with the instrumented modules. Ends with status 66 where the sanitizer has reported anything."""
     options = environment(
         PYTHONPATH=str(built(kind)),
+        PYTEST_ADDOPTS="",  # may name a plugin that PYTHONPATH no longer finds
         LD_PRELOAD=runtime(kind),
         TSAN_OPTIONS="exitcode=66",
         # The interpreter itself leaves memory to the system when it ends.
