@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import threading
 from collections.abc import Callable
@@ -14,15 +15,17 @@ STEPS = 1_000
 
 
 class Waiter:
-    __slots__ = ("index", "priority", "token")
+    __slots__ = ("index", "token")
 
     def __init__(self) -> None:
-        self.index = self.priority = -1
+        self.index = -1
         self.token: Any = None
 
 
 def made(side: str, floors: tuple[tuple[int, int], ...] = ((0, 1), (2, 1))) -> Any:
-    return importlib.import_module(f"relay.{side}.permits").Permits(8, floors, 100)
+    permits = importlib.import_module(f"relay.{side}.permits").Permits(8, floors, 2_000)
+    permits.custom = False
+    return permits
 
 
 @pytest.mark.parametrize("floors", [(), ((0, 1), (2, 1))], ids=["plain", "reserved"])
@@ -90,3 +93,63 @@ def test_join_and_leave(benchmark: Callable[..., object], side: str) -> None:
     benchmark(turns)
     permits.check()
     assert len(held) == 8
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "keys": {},
+    "overdue": {"allowance_ns": [1_000_000] * 256, "overdue_every": 8},
+    "shares": {"weights": {"tenant 0": 2.0}},
+    "caps": {"cap": 1},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("side", ["_pure", "_core"])
+def test_hand_over_past_a_thousand_tenants(benchmark: Callable[..., object], side: str, policy: str) -> None:
+    """Each release finds a line of every tenant. With caps, all but one hold what they may, and are not looked at."""
+    woken: list[Waiter] = []
+
+    class Noting(importlib.import_module(f"relay.{side}.permits").Permits):  # type: ignore[misc]
+        def _deliver(self, waiter: Waiter) -> bool:
+            woken.append(waiter)
+            return True
+
+    permits = Noting(8, (), 2_000, 2_000, **POLICIES[policy])
+    names = [f"tenant {i}" for i in range(1_000)]
+    if policy == "caps":
+        permits.resize(1_007)
+        held = [permits.try_acquire(1, 1, name) for name in names[1:]] + [permits.try_acquire() for _ in range(8)]
+    else:
+        held = [permits.try_acquire() for _ in range(8)]
+    for name in names:
+        permits.acquire_or_join(1, None, Waiter(), 1, name)
+
+    def turns() -> None:
+        token = held.pop()
+        for _ in range(100):
+            token.release()
+            waiter = woken.pop()
+            token, waiter.token = waiter.token, None
+            permits.acquire_or_join(1, None, waiter, 1, token.tenant)
+        held.append(token)
+
+    benchmark(turns)
+    permits.check()
+
+
+@pytest.mark.parametrize("limiter", ["Semaphore", "_pure", "_core"])
+def test_await_uncontended(benchmark: Callable[..., object], limiter: str) -> None:
+    async def relay() -> None:
+        take = made(limiter, ()).acquire_async
+        for _ in range(STEPS):
+            (await take(1)).release()
+
+    async def standard() -> None:
+        semaphore = asyncio.Semaphore(8)
+        for _ in range(STEPS):
+            await semaphore.acquire()
+            semaphore.release()
+
+    main = standard if limiter == "Semaphore" else relay
+    with asyncio.Runner() as runner:
+        benchmark(lambda: runner.run(main()))

@@ -88,7 +88,8 @@ class Call:
 class Lab:
     """One side's package, and what a test makes with it.
 
-    When the test is over, all its models are let go, its relays are closed and recounted, and no thread may be left.
+    When the test is over, all its models are let go, its relays and pools are closed and recounted, and no thread may
+    be left.
     """
 
     def __init__(self, loaded: ModuleType) -> None:
@@ -112,6 +113,11 @@ class Lab:
     def start(self, model: Any, **options: Any) -> Any:
         """A `Relay`."""
         self._relays.append(self.package.Relay(model, **options))
+        return self._relays[-1]
+
+    def pool(self, capacity: int, **options: Any) -> Any:
+        """A `TokenPool`."""
+        self._relays.append(self.package.TokenPool(capacity, **options))
         return self._relays[-1]
 
     def idle(self, *relays: Any) -> None:

@@ -92,9 +92,7 @@ def test_queue(core: Core, seed: int) -> None:
                 rows = rng.random() < 0.6
                 by = now + rng.randrange(200) if rng.random() < 0.3 else -1
                 claim = act == 0 and queue.promise()
-                handle = queue.admit(
-                    serial, rng.randrange(4), now, by, 1, rng.randrange(2), 40 if rows else -1, claim
-                )
+                handle = queue.admit(serial, rng.randrange(4), now, by, 1, rng.randrange(2), 40 if rows else -1, claim)
                 if handle >= 0:
                     admitted[me].append(serial)
                     recent[rng.randrange(64)] = handle
@@ -152,63 +150,80 @@ def test_queue(core: Core, seed: int) -> None:
 
 
 class Waiter:
-    __slots__ = ("index", "priority", "token")
+    __slots__ = ("index", "token")
 
     def __init__(self) -> None:
-        self.index = self.priority = -1
+        self.index = -1
         self.token: Any = None
 
 
 def test_permits(core: Core, seed: int) -> None:
     each = OPERATIONS[core.side] // THREADS
-    capacity = 5
-    permits = core.watch(core.permits.Permits(capacity, ((0, 1), (2, 1)), 12))
-    owners = Owners(capacity)
-    granted = [0] * THREADS
+    largest = 8
+    permits = core.watch(
+        core.permits.Permits(6, ((0, 1), (2, 1)), 12, largest, overdue_every=8, weights={"a": 2}, caps={"a": 3})
+    )
+    owners = Owners(largest)
+    released, thrown_away = [0] * THREADS, [0] * THREADS
 
     def work(me: int) -> None:
         rng = random.Random(f"{seed} {me}")
         waiting: list[Waiter] = []
         held: list[Any] = []
-        for _ in range(each):
-            act = rng.randrange(6)
-            if act == 0 and len(held) < 2:
-                token = permits.try_acquire(rng.choice((0, 1, 2, 9)))
-                if token is not None:
-                    owners.take(token, me)
-                    held.append(token)
-            elif act in (1, 2):
-                waiter = Waiter()
-                token = permits.acquire_or_join(rng.choice((0, 1, 2, 9)), rng.randrange(8), waiter)
-                if token is not None:
-                    owners.take(token, me)
-                    held.append(token)
-                elif waiter.index != -2:
-                    waiting.append(waiter)
-            elif act in (3, 4) and waiting:
-                token = permits.leave(waiting.pop(rng.randrange(len(waiting))))
-                if token is not None:
-                    owners.take(token, me)
-                    held.append(token)
-            elif held:
-                token = held.pop(rng.randrange(len(held)))
-                owners.give(token, me)
-                token.release()
-                granted[me] += 1
-        for waiter in waiting:
-            token = permits.leave(waiter)
+
+        def keep(token: Any) -> None:
             if token is not None:
                 owners.take(token, me)
                 held.append(token)
-        for token in held:
+
+        for _ in range(each):
+            act = rng.randrange(12)
+            facts = rng.choice((1, 1, 2)), rng.choice((None, "a", "b"))
+            if act < 2 and len(held) < 2:
+                keep(permits.try_acquire(rng.choice((0, 1, 2, 9)), *facts))
+            elif act < 5:
+                waiter = Waiter()
+                token = permits.acquire_or_join(rng.choice((0, 1, 2, 9)), None, waiter, *facts)
+                keep(token)
+                if token is None and waiter.index != -2:
+                    waiting.append(waiter)
+                del token
+            elif act < 8 and waiting:
+                waiter = waiting.pop(rng.randrange(len(waiting)))
+                permits.lift(waiter, rng.randrange(3))
+                if act == 7:
+                    permits.abandon(waiter)
+                else:
+                    keep(permits.leave(waiter))
+            elif act == 8 and rng.random() < 0.1:
+                permits.resize(rng.randint(5, largest))
+                permits.expire()
+            elif held:
+                token = held.pop(rng.randrange(len(held)))
+                owners.give(token, me)
+                if act == 9:
+                    permits.revoke(token)  # the grace time is longer than this test
+                    assert token.state == "revoked"
+                if act == 10:
+                    thrown_away[me] += 1
+                    del token
+                else:
+                    released[me] += 1
+                    token.release()
+        for waiter in waiting:
+            keep(permits.leave(waiter))
+        released[me] += len(held)
+        while held:
+            token = held.pop()
             owners.give(token, me)
             permits.release(token)
-            granted[me] += 1
 
     race(work)
+    permits.resize(largest)
     permits.check()
-    assert (permits.held, permits.free, permits.waiting) == (0, capacity, 0)
-    assert permits.granted == sum(granted) and owners.slots == [-1] * capacity
+    assert (permits.held, permits.free, permits.waiting, len(permits)) == (0, largest, 0, 0)
+    assert permits.granted >= permits.ended == sum(released) and owners.slots == [-1] * largest
+    assert permits.leaked == sum(thrown_away) and permits.by_tenant() == {} and permits.tokens() == []
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from relay.cli import main
 NAMES = {
     "relay", "python", "platform", "backend", "cores", "switch interval", "cuda", "nvml", "model",
     "torch", "transformers", "tokenizers", "safetensors", "starlette", "uvicorn", "msgspec", "uvloop",
+    "prometheus_client",
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from relay import errors
 NAMES = """
 BATCH INTERACTIVE REALTIME
 Batch Limits Relay RelaySnapshot Ticket Timing batched
-DynamicPriority PoolSnapshot Token TokenPool
+Token TokenPool PoolSnapshot TierSnapshot TenantSnapshot HeldToken Left
+Policy DynamicPriority StrictPriority Weighted RoundRobin Facts Retry RetryBudget
 PureBackendWarning backend
 RelayError
 Refused Overloaded TooLarge Closed
@@ -48,7 +49,7 @@ def test_everything_public_is_documented() -> None:
         value: Any = getattr(relay, name)
         if inspect.isclass(value) or inspect.isfunction(value):
             assert value.__doc__, name
-    for kind in (relay.Relay, relay.Ticket, relay.TokenPool, relay.Batch):
+    for kind in (relay.Relay, relay.Ticket, relay.TokenPool, relay.Batch, relay.Token):
         for name, member in vars(kind).items():
             if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
                 assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
@@ -88,7 +89,7 @@ IMPORT = """
 import gc, os, sys, threading
 environ, threads = dict(os.environ), threading.enumerate()
 import relay, relay.testing
-heavy = {"torch", "transformers", "tokenizers", "starlette", "uvicorn", "uvloop", "asyncio.windows_events"}
+heavy = {"torch", "transformers", "tokenizers", "starlette", "uvicorn", "uvloop", "prometheus_client"}
 print(sorted(heavy & set(sys.modules)), threading.enumerate() == threads, dict(os.environ) == environ, relay.backend)
 r = relay.Relay(len)
 p = relay.TokenPool(1)

@@ -281,6 +281,31 @@ def test_a_finaliser_cancels_in_the_middle_of_a_call(core: Core) -> None:
     gc.collect()
 
 
+def test_one_that_takes_over_refuses_the_handles_of_the_old_one(make: Callable[..., Any]) -> None:
+    old = make(3)
+    assert old.next_generation == 2
+    handles = []
+    for i in range(5):
+        handles.append(old.admit("old", 0, i))
+        old.finish(old.take(1, 0, i)[0])
+    handles += [old.admit("old", 0, 9) for _ in range(3)]
+    assert old.next_generation == max(handle >> 22 for handle in handles) + 1 == 7
+    new = make(3, generation=old.next_generation)
+    admitted = [new.admit(f"new {i}", 0, i) for i in range(3)]
+    assert [handle >> 22 for handle in admitted] == [7] * 3 and new.next_generation == 8
+    for handle in handles:
+        assert new.owner(handle) is None and new.cancel(handle) == STALE
+        assert not new.lift(handle, -1) and not new.ready(handle, 0) and not new.bind(1, handle)
+        with pytest.raises(StaleToken):
+            new.finish([handle])
+    assert new.take(3, 0, 9)[1] == ["new 0", "new 1", "new 2"]
+    new.finish(admitted)
+    assert make(1, generation=2**41 - 1).next_generation == 1
+    for wrong in (0, 2**41):
+        with pytest.raises(ValueError, match=f"generation {wrong} is outside 1..{2**41 - 1}"):
+            make(1, generation=wrong)
+
+
 def test_owners_are_let_go(core: Core) -> None:
     queue = core.queue.RequestQueue(4, 64, 64)
     owner = object()

@@ -52,6 +52,28 @@ def test_order_by_tier_and_time(lab: Lab) -> None:
     ]  # fmt: skip
 
 
+def test_a_users_policy(lab: Lab) -> None:
+    model = lab.model()
+    r = lab.start(model, max_batch_size=1, policy=lambda facts: {"b": 0, "a": 1, None: 2}[facts.tenant])
+    with lab.testing.paused(r, model, "plug"):
+        for name, tenant in (("first", None), ("a", "a"), ("b", "b"), ("b too", "b")):
+            r.submit(name, tenant=tenant)
+        with pytest.raises(KeyError, match="unknown"):
+            r.submit("nobody's", tenant="unknown")
+        with pytest.raises(KeyError, match="unknown"):
+            r.submit_many(["nobody's"], tenant="unknown")
+    r.drain()
+    assert [batch[0] for batch in model.batches[1:]] == ["b", "b too", "a", "first"]
+
+
+@pytest.mark.parametrize("policy", ["Weighted", "RoundRobin"])
+def test_shares_are_for_pools(lab: Lab, policy: str) -> None:
+    with pytest.raises(ValueError, match="use it in a TokenPool"):
+        lab.Relay(len, policy=getattr(lab, policy)())
+    with pytest.raises(TypeError, match="policy must be a relay policy"):
+        lab.Relay(len, policy=3)
+
+
 def test_payloads_are_never_compared(lab: Lab) -> None:
     class Incomparable:
         def __eq__(self, other: object) -> bool:

@@ -18,7 +18,7 @@ def tickets(core: Core) -> Any:
 
 
 def desk() -> Any:
-    return SimpleNamespace(open=set())
+    return SimpleNamespace(open=set(), forked=False)
 
 
 def opened(tickets: Any, owner: Any, item: Any = None) -> Any:

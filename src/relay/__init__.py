@@ -24,10 +24,22 @@ from relay.errors import (
     TooLarge,
 )
 from relay.limits import Limits
-from relay.policy import BATCH, INTERACTIVE, REALTIME, DynamicPriority
+from relay.policy import (
+    BATCH,
+    INTERACTIVE,
+    REALTIME,
+    DynamicPriority,
+    Facts,
+    Policy,
+    RoundRobin,
+    StrictPriority,
+    Weighted,
+)
 from relay.pool import Token, TokenPool
 from relay.relay import Relay
-from relay.stats import PoolSnapshot, RelaySnapshot
+from relay.retry import Retry
+from relay.retry_budget import RetryBudget
+from relay.stats import HeldToken, Left, PoolSnapshot, RelaySnapshot, TenantSnapshot, TierSnapshot
 from relay.ticket import Ticket, Timing
 
 __version__ = "0.1.0"
@@ -44,11 +56,15 @@ __all__ = [
     "DeadlineExceeded",
     "DynamicPriority",
     "Expired",
+    "Facts",
+    "HeldToken",
+    "Left",
     "Limits",
     "LoadFailed",
     "ModelError",
     "NonFiniteOutput",
     "Overloaded",
+    "Policy",
     "PoolSnapshot",
     "PureBackendWarning",
     "Refused",
@@ -56,15 +72,22 @@ __all__ = [
     "RelayError",
     "RelaySnapshot",
     "RequestCancelled",
+    "Retry",
+    "RetryBudget",
+    "RoundRobin",
     "RunTimeout",
     "StaleToken",
+    "StrictPriority",
+    "TenantSnapshot",
     "Ticket",
+    "TierSnapshot",
     "Timing",
     "Token",
     "TokenError",
     "TokenPool",
     "TokenRevoked",
     "TooLarge",
+    "Weighted",
     "backend",
     "batched",
 ]

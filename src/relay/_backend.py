@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     # Type checkers read the pure side: it carries the types of both.
-    from relay._pure import arena, batch, dedup, heap, permits, queue, state, tickets, timers
+    from relay._pure import arena, batch, dedup, heap, histogram, permits, queue, state, tickets, timers
 
-PARTS = ("state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets")
+PARTS = ("state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets", "histogram")
 
 __all__ = [
     "PARTS",
@@ -33,6 +33,7 @@ __all__ = [
     "batch",
     "dedup",
     "heap",
+    "histogram",
     "permits",
     "queue",
     "state",

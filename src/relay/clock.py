@@ -102,23 +102,36 @@ class Alarm:
         self._name = name
         self._next_ns = next_ns
         self._due = due
+        self._stopping = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew, without a thread, as in a child after a fork, where the old one is not. A stopped alarm stays
+        stopped."""
         self._gate = threading.Lock()
         self._gate.acquire()
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
         self._armed_ns = FOREVER_NS
-        self._stopping = False
 
     def arm(self, when_ns: int) -> None:
         """Make sure that the alarm is awake by `when_ns`. Cheap when it already will be."""
         if when_ns < self._armed_ns:
-            if self._thread is None:
-                with self._start:
-                    if self._thread is None and not self._stopping:
-                        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                        thread.start()
-                        self._thread = thread  # not before it runs, for `alive` looks at it
+            self.start()
             release_once(self._gate)
+
+    def start(self) -> None:
+        """Start the thread, if it does not run."""
+        if self._thread is None:
+            with self._start:
+                if self._thread is None and not self._stopping:
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread  # not before it runs, for `alive` looks at it
+
+    def poke(self) -> None:
+        """Have the thread call back now, if it runs. Does nothing but open a gate, so finalisers may call it."""
+        release_once(self._gate)
 
     def stop(self) -> None:
         """Let the thread end; does not wait for it."""
@@ -135,14 +148,16 @@ class Alarm:
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:
-        self._thread = threading.current_thread()
-        while not self._stopping:
+        self._thread = me = threading.current_thread()
+        while not self._stopping and self._thread is me:  # not so in a child that was forked by what it called
             # FOREVER first, so that a deadline armed between the question and the sleep pokes us.
             self._armed_ns = FOREVER_NS
             when = self._next_ns()
             if when is not None:
                 self._armed_ns = when
-            if when is None or when > self._clock.now_ns():
+            if when is None:
+                self._gate.acquire()
+            elif when > self._clock.now_ns():
                 self._clock.park(self._gate, when)
             if self._stopping:
                 return

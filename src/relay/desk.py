@@ -15,11 +15,11 @@ from relay.clock import Clock
 from relay.deadlines import Deadlines
 from relay.errors import Overloaded
 from relay.limits import Limits
-from relay.policy import DynamicPriority
+from relay.policy import Policy
 from relay.room import Room, closed_error
 from relay.runs import all_of, leave, wanted
 from relay.stats import Counts
-from relay.ticket import Replies, Ticket, cancelled_error, settle
+from relay.ticket import Group, Replies, Ticket, cancelled_error, forked_error, settle
 from relay.tokenising import Tokenising
 from relay.tokenizer import Tokenizer
 
@@ -35,6 +35,7 @@ class Desk:
         clock: What all time is read from.
         wake: Called, on any thread, when something is ready to run and the lane sleeps.
         start: Called when the first request has come.
+        generation: The first generation of the handles.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Desk:
         tokenizer: Tokenizer | None,
         name: str,
         limits: Limits,
-        policy: DynamicPriority,
+        policy: Policy,
         clock: Clock,
         wake: Callable[[], object],
         start: Callable[[], object],
+        generation: int = 1,
     ) -> None:
         self.tokenizer = tokenizer
         self.name = name
@@ -53,10 +55,13 @@ class Desk:
         self.clock = clock
         self.counts = Counts()
         self.open: set[Ticket[Any]] = set()
+        self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
         self.closed = False
         self.refusing = False
+        self.forked = False
         longest = tokenizer.max_length if tokenizer is not None else 0
-        self.queue = queue.RequestQueue(limits.max_queue, limits.ids_capacity(longest) if longest else 0, longest, wake)
+        ids = limits.ids_capacity(longest) if longest else 0
+        self.queue = queue.RequestQueue(limits.max_queue, ids, longest, wake, generation)
         self.room = Room(self.queue, clock)
         self._key = policy.key
         self._start = start
@@ -88,10 +93,16 @@ class Desk:
             return False  # what is free, or just becomes so, belongs to those in line
         reserve = -1 if self._tokenising is None else self._tokenising.reserve(ticket)
         arrival_ns, deadline_ns = ticket._arrival_ns, ticket._deadline_ns
+        try:
+            key = self._key(ticket.priority, arrival_ns, deadline_ns, 1, ticket.tenant)
+        except BaseException:  # a user's policy
+            if claim:
+                self.queue.forgo()
+            raise
         self.open.add(ticket)
         handle = self.queue.admit(
             ticket,
-            self._key(ticket.priority, arrival_ns, deadline_ns),
+            key,
             arrival_ns,
             deadline_ns,
             ticket.size,
@@ -124,10 +135,11 @@ class Desk:
         if self.room.waiting:
             return False
         first = tickets[0]
+        key = self.key(first)
         self.open.update(tickets)
         handles = self.queue.admit_all(
             tickets,
-            self.key(first),
+            key,
             first._arrival_ns,
             first._deadline_ns,
             [ticket.size for ticket in tickets],
@@ -167,7 +179,7 @@ class Desk:
 
     def key(self, ticket: Ticket[Any]) -> int:
         """The order of a ticket among all that wait."""
-        return self._key(ticket.priority, ticket._arrival_ns, ticket._deadline_ns)
+        return self._key(ticket.priority, ticket._arrival_ns, ticket._deadline_ns, 1, ticket.tenant)
 
     def refusal(self, count: int = 1) -> Overloaded:
         """Count and describe a refusal for want of room."""
@@ -183,6 +195,7 @@ class Desk:
 
     def join(self, leader: Ticket[Any], handle: int, digest: int, follower: Ticket[Any]) -> bool:
         """Let `follower` share the run of `leader`. False if it is closed to joiners by now, or has too many."""
+        key = self.key(follower)
         followers = leader._followers
         if followers is None or len(followers) >= self.limits.max_followers:
             return False
@@ -196,7 +209,7 @@ class Desk:
                 return True  # whoever closed the run has read us from the list, and answers
             self.open.discard(follower)
             return False
-        self.queue.lift(handle, self.key(follower))
+        self.queue.lift(handle, key)
         if follower._deadline_ns >= 0 or leader._deadline_ns >= 0 or leader._times is not None:
             self.deadlines.extend(leader, handle, follower._deadline_ns)
         self.counts.add("merged")
@@ -237,18 +250,21 @@ class Desk:
 
     def _admit_again(self, ticket: Ticket[Any], replies: Replies) -> None:
         """It joined in the very moment the slot was dropped, and has time left: give it a place of its own."""
+        self._between.add(ticket)
         try:
             self.open.remove(ticket)  # so that nobody ends it under our hands
+            try:
+                if self.admit(ticket):
+                    return
+                error: BaseException = self.refusal()
+            except BaseException as raised:
+                error = raised
+            self.open.add(ticket)
+            settle(ticket, None, error, replies)
         except KeyError:
-            return
-        try:
-            if self.admit(ticket):
-                return
-            error: BaseException = self.refusal()
-        except BaseException as raised:
-            error = raised
-        self.open.add(ticket)
-        settle(ticket, None, error, replies)
+            pass  # it has ended
+        finally:
+            self._between.discard(ticket)
 
     def _drop_if_unwanted(self, owner: Ticket[Any], handle: int) -> None:
         """Take a request out of the queue if nobody waits for it any more."""
@@ -293,6 +309,24 @@ class Desk:
             self._idle_watchers.remove(watcher)
         except ValueError:
             pass
+
+    # After a fork.
+
+    def forsake(self) -> None:
+        """In a child after a fork: what is open will be answered in the parent, and ends here. Takes no lock."""
+        self.forked = self.refusing = self.closed = True
+        self._idle_watchers.clear()
+        self.room.forsake()
+        self.deadlines.alarm.stop()
+        groups_last = sorted((*self.open, *self._between), key=lambda ticket: isinstance(ticket, Group))
+        for ticket in groups_last:
+            if not ticket._done:  # as a group is when its members are
+                self.end_forked(ticket)
+
+    def end_forked(self, ticket: Ticket[Any]) -> None:
+        """End a ticket that nobody will answer in this process. Its waiters are the parent's and are not woken."""
+        self.open.add(ticket)
+        settle(ticket, None, forked_error(), Replies())
 
     # The end.
 

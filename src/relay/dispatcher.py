@@ -24,7 +24,7 @@ from relay.clock import NS, Clock, release_once
 from relay.desk import Desk
 from relay.limits import Limits
 from relay.outputs import member_error, rows_of
-from relay.policy import DynamicPriority
+from relay.policy import Policy
 from relay.runs import all_of
 from relay.ticket import Replies, Run, Ticket, settle
 from relay.tokenizer import Tokenizer
@@ -42,6 +42,7 @@ class Dispatcher:
         limits: Sizes.
         policy: Orders the queue.
         clock: What all time is read from.
+        generation: The first generation of the handles.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class Dispatcher:
         tokenizer: Tokenizer | None,
         name: str,
         limits: Limits,
-        policy: DynamicPriority,
+        policy: Policy,
         clock: Clock,
+        generation: int = 1,
     ) -> None:
         self._model = model
         self._name = name
@@ -61,7 +63,7 @@ class Dispatcher:
         self._gate.acquire()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.desk = Desk(tokenizer, name, limits, policy, clock, self._gate.release, self._start)
+        self.desk = Desk(tokenizer, name, limits, policy, clock, self._gate.release, self._start, generation)
         self._assembler = Assembler(self.desk.queue, tokenizer) if tokenizer is not None else None
         _living.add(self)
 
@@ -119,6 +121,11 @@ class Dispatcher:
             self.desk.unwatch(watcher)
         return len(self.desk.open)
 
+    def _after_fork_in_child(self) -> None:
+        """The lane, and whatever is under way, are the parent's: nothing of it runs or is answered here."""
+        _living.discard(self)
+        self.desk.forsake()
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the lane to end. True if it has."""
         thread = self._thread
@@ -131,7 +138,7 @@ class Dispatcher:
         self._thread = self.desk.lane = threading.current_thread()
         desk, requests, now_ns, limits = self.desk, self.desk.queue, self._clock.now_ns, self._limits
         most, most_cost = limits.max_batch_size, limits.max_batch_tokens or 0
-        while True:
+        while not desk.forked:  # as it is in a child that the model forked
             now = now_ns()
             handles, owners, late = requests.take(most, most_cost, now)
             if late:
@@ -176,6 +183,8 @@ class Dispatcher:
         self, handles: list[int], owners: list[Ticket[Any]], rows: Any, error: BaseException | None, run: Run
     ) -> None:
         desk = self.desk
+        if desk.forked:
+            return
         desk.queue.finish(handles)  # closes the runs to joiners: nobody enters a list behind the loop below
         replies = Replies()
         left = range(len(owners)) if error is not None else tickets.answer_all(owners, rows, run, replies)

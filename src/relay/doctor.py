@@ -21,6 +21,7 @@ from relay.tuning import SWITCH_INTERVAL_S, cores
 EXTRAS = {
     "hf": ("torch", "transformers", "tokenizers", "safetensors"),
     "serve": ("starlette", "uvicorn", "msgspec", "uvloop"),
+    "prometheus": ("prometheus_client",),
 }
 
 

@@ -1,13 +1,17 @@
 """Whose turn it is: from a request's facts to one integer, smaller first.
 
 A tier's settings are those of the nearest named tier at or below it. Keys are computed once, at arrival, by the
-arriving thread; equal keys are served in order of arrival.
+arriving thread; equal keys are served in order of arrival. What goes beyond keys (the turn of the overdue, shares,
+who may pass a request too large for what is free) is done by the core, from the numbers that a policy holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import index
+from typing import NamedTuple
 
+from relay._backend import permits
 from relay.clock import NS
 
 REALTIME = 0
@@ -16,44 +20,45 @@ BATCH = 2
 
 Priority = int | str
 
-_NAMES = {"realtime": REALTIME, "interactive": INTERACTIVE, "batch": BATCH}
 _TIME_BITS = 55
 # In steps of 64 ns, 55 bits last 73 years; what falls into one step keeps its order of arrival.
 _STEP_BITS = 6
 _LONGEST_NS = 1 << 60  # 36 years: longer allowances would carry into the tier's bits
-MAX_PRIORITY = 255
+MAX_PRIORITY = permits.MAX_PRIORITY
+
+tier = permits.check_priority
+"""The number of a priority given as a number or a name; ValueError or TypeError."""
 
 
-def tier(priority: Priority) -> int:
-    """The number of a priority given as a number or a name.
+class Facts(NamedTuple):
+    """What a user's policy is told about a request."""
 
-    Raises:
-        ValueError: An unknown name, or a number outside 0 to 255.
-        TypeError: Neither a number nor a name.
+    priority: int
+    """0 (most urgent) to 255."""
+    arrival: float
+    """When it came, in seconds of the clock."""
+    deadline: float | None
+    """When it must have been started, in seconds of the clock."""
+    cost: int
+    """Units it takes."""
+    tenant: str | None
+    """Whose it is."""
+
+
+class Policy:
+    """What every policy has. Use one of its subclasses, or a function of `Facts` that returns an int.
+
+    Attributes:
+        allowance_ns: For each of the 256 priorities, how long one of its requests may be overtaken.
+        overdue_every: One grant in so many goes to the oldest waiter past its own allowance; 0 for none.
+        weights: Shares of the tenants inside a tier, None if it does not share; `weight` is that of all others.
+        built_in: Keys are the tier, then arrival + allowance, or the deadline if that is earlier.
     """
-    if type(priority) is int and 0 <= priority <= MAX_PRIORITY:
-        return priority
-    if isinstance(priority, str):
-        try:
-            return _NAMES[priority.lower()]
-        except KeyError:
-            raise ValueError(
-                f"unknown priority {priority!r}; use one of {', '.join(_NAMES)}, or a number from 0 to 255"
-            ) from None
-    if not isinstance(priority, int):
-        raise TypeError(f"priority must be an int from 0 to 255 or a name, got {type(priority).__name__}")
-    if not 0 <= priority <= MAX_PRIORITY:
-        raise ValueError(f"priority must be from 0 to 255, got {priority}")
-    return int(priority)
 
-
-class DynamicPriority:
-    """Tier first; inside a tier the smallest of arrival + allowance and deadline.
-
-    Args:
-        allowance: For each named tier, the seconds for which one of its requests may be overtaken by later ones of its
-            tier. Tiers above the first named one take its settings.
-    """
+    overdue_every = 0
+    weights: Mapping[str | None, float] | None = None
+    weight = 1.0
+    built_in = True
 
     def __init__(self, allowance: Mapping[int, float] | None = None) -> None:
         named = dict(allowance) if allowance is not None else {REALTIME: 0.05, INTERACTIVE: 0.5, BATCH: 10.0}
@@ -69,15 +74,147 @@ class DynamicPriority:
             current = named.get(priority, current)
             self.allowance_ns[priority] = int(min(current * NS, _LONGEST_NS))
 
-    def key(self, priority: int, arrival_ns: int, deadline_ns: int = -1) -> int:
+    def key(
+        self, priority: int, arrival_ns: int, deadline_ns: int = -1, cost: int = 1, tenant: str | None = None
+    ) -> int:
         """The key of a request.
 
         Args:
             priority: 0 to 255.
             arrival_ns: When it came.
             deadline_ns: When it must have been started, or -1.
+            cost: Units it takes.
+            tenant: Whose it is.
         """
         due_ns = arrival_ns + self.allowance_ns[priority]
         if 0 <= deadline_ns < due_ns:
             due_ns = deadline_ns
         return priority << _TIME_BITS | due_ns >> _STEP_BITS
+
+
+class DynamicPriority(Policy):
+    """Tier first; inside a tier the smallest of arrival + allowance and deadline. In a pool, one grant in eight goes to
+    the oldest waiter past its own allowance, whatever its tier, so that nothing starves.
+
+    Args:
+        allowance: For each named tier, the seconds for which one of its requests may be overtaken by later ones of its
+            tier. Tiers above the first named one take its settings.
+    """
+
+    overdue_every = 8
+
+
+class StrictPriority(Policy):
+    """Tier first, then arrival, and nothing else: a flood of urgent requests starves the others.
+
+    Args:
+        allowance: How long a request that is too large for what is free lets smaller ones pass, for each named tier.
+    """
+
+    def key(
+        self, priority: int, arrival_ns: int, deadline_ns: int = -1, cost: int = 1, tenant: str | None = None
+    ) -> int:
+        """The key of a request: its tier, then its arrival."""
+        return priority << _TIME_BITS | arrival_ns >> _STEP_BITS
+
+
+class Weighted(StrictPriority):
+    """Tier first; inside a tier the tenants share by weight, as the units they take cost. For pools.
+
+    A tenant that has been idle starts where the others are: nothing is saved up. Source: start-time fair queueing,
+    Goyal, Vin and Cheng, SIGCOMM 1996.
+
+    Args:
+        weights: Each tenant's share, from 1/1024 to 1,048,576; None stands for requests without a tenant.
+        default: The share of those that `weights` does not name.
+        allowance: As for `StrictPriority`.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str | None, float] | None = None,
+        *,
+        default: float = 1.0,
+        allowance: Mapping[int, float] | None = None,
+    ) -> None:
+        super().__init__(allowance)
+        self.weights = dict(weights or {})
+        self.weight = default
+
+
+class RoundRobin(Weighted):
+    """Tier first; inside a tier the tenants take turns: `Weighted` with equal weights. For pools."""
+
+    def __init__(self, *, allowance: Mapping[int, float] | None = None) -> None:
+        super().__init__(allowance=allowance)
+
+
+class _Custom(Policy):
+    """A user's function of `Facts`."""
+
+    built_in = False
+
+    def __init__(self, function: Callable[[Facts], int]) -> None:
+        super().__init__()
+        self._function = function
+
+    def key(
+        self, priority: int, arrival_ns: int, deadline_ns: int = -1, cost: int = 1, tenant: str | None = None
+    ) -> int:
+        """What the user's function says."""
+        deadline = deadline_ns / NS if deadline_ns >= 0 else None
+        key = self._function(Facts(priority, arrival_ns / NS, deadline, cost, tenant))
+        try:
+            return index(key)
+        except TypeError:
+            raise TypeError(
+                f"a policy must return an int, smaller first; {self._function!r} returned {key!r}"
+            ) from None
+
+
+def as_policy(policy: Policy | Callable[[Facts], int] | None) -> Policy:
+    """A policy from what a user gave for one.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if policy is None:
+        return DynamicPriority()
+    if isinstance(policy, Policy):
+        return policy
+    if callable(policy) and not isinstance(policy, type):
+        return _Custom(policy)
+    raise TypeError(
+        f"policy must be a relay policy such as DynamicPriority(), or a function of Facts that returns an int, "
+        f"got {policy!r}"
+    )
+
+
+def as_floors(reserved: object) -> tuple[tuple[int, int], ...]:
+    """Each tier with the units that are kept for it.
+
+    Raises:
+        TypeError: It is neither a mapping nor None.
+        ValueError: It names a tier that is none.
+    """
+    if reserved is None:
+        return ()
+    if not isinstance(reserved, Mapping):
+        raise TypeError(f"reserved must map tiers to units, as {{relay.REALTIME: 1}}, got {reserved!r}")
+    return tuple((tier(level), count) for level, count in reserved.items())
+
+
+def as_cap(caps: object) -> int:
+    """The most units of tenants that `caps` does not name, -1 for no limit.
+
+    Raises:
+        TypeError: It is neither a number, nor a mapping, nor None.
+        ValueError: It is a negative number.
+    """
+    if caps is None or isinstance(caps, Mapping):
+        return -1
+    if not isinstance(caps, int):
+        raise TypeError(f"tenant_caps must be a number of units, or map tenants to it, got {caps!r}")
+    if caps < 0:
+        raise ValueError(f"tenant_caps must be at least 0, got {caps}; None for no limit")
+    return caps

@@ -1,183 +1,155 @@
 """TokenPool: permits to use compute, handed out by priority to threads and coroutines.
 
 A pool may be used from any thread and any number of event loops; nothing is bound to a loop at construction. The core
-(`permits`) decides who owns what; this module parks those who wait and wakes those who are given a token. A released
-token belongs to the next waiter before `release` returns; a waiter that has given up meanwhile hands it on.
+(`permits`) decides who owns what and whose turn it is; this module parks the threads that wait, runs the clocks, and
+tells what is going on. A released token belongs to the next waiter before `release` returns; a waiter that has given up
+meanwhile hands it on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
-from relay._backend import backend, timers
+from relay._backend import backend
 from relay._backend import permits as core
-from relay.clock import MONOTONIC, Alarm, Clock, limit_ns, release_once
-from relay.errors import AcquireTimeout, Closed, Overloaded, StaleToken
-from relay.policy import INTERACTIVE, DynamicPriority, Priority, tier
-from relay.stats import PoolSnapshot
-from relay.ticket import warn_if_on_loop
+from relay.clock import NS, Clock, limit_ns
+from relay.control import Control
+from relay.draining import Draining
+from relay.errors import Closed
+from relay.fork import survivors
+from relay.inherit import inheritance
+from relay.lease import F, Lease, call_holding, check_work, guarded, hold, is_async
+from relay.policy import INTERACTIVE, Facts, Policy, Priority, as_policy, tier
+from relay.retry import Retry
+from relay.samples import Controller, known
+from relay.stats import Pace, PoolSnapshot, TenantSnapshot, TierSnapshot, quantile
+from relay.workers import Workers
+
+log = logging.getLogger("relay")
 
 T = TypeVar("T")
 Token = core.Token
 
 
-class _Waiter:
-    """One who waits: a thread behind a lock, or a coroutine behind a future.
+class TokenPool(Draining):
+    """A pool of tokens: at most `capacity` units are held at once, and who is most urgent gets the next.
 
-    Attributes:
-        index: Its place in the line, or -1: written by the core.
-        token: What it was given: written by the core.
-    """
-
-    __slots__ = ("closed", "future", "gate", "index", "loop", "priority", "token")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.index = -1
-        self.token: Token | None = None
-        self.closed = False
-        self.loop = loop
-        if loop is None:
-            self.gate = threading.Lock()
-            self.gate.acquire()
-        else:
-            self.future: asyncio.Future[None] = loop.create_future()
-
-    def wake(self) -> None:
-        """Raises RuntimeError if its loop is closed."""
-        if self.loop is None:
-            release_once(self.gate)  # a clock may have opened it at the same moment
-        elif asyncio._get_running_loop() is self.loop:
-            self._finish()
-        else:
-            self.loop.call_soon_threadsafe(self._finish)
-
-    def _finish(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-
-class TokenPool(core.Permits):
-    """A pool of tokens: at most `capacity` of them are held at once, and who is most urgent gets the next.
-
-    It limits concurrency within this process, not requests per minute.
+    It limits concurrency within this process, not requests per minute. In the child of a fork it is empty.
 
     Args:
-        capacity: Tokens in all.
-        policy: Orders those who wait.
-        reserved: Tokens kept for a tier, as ``{relay.REALTIME: 1}``. An unnamed tier belongs to the nearest named one
-            at or below it.
+        capacity: Units in all; a token holds one, or as many as its `cost`.
+        max_capacity: What `resize` and `control` may raise the capacity to; None for `capacity`.
+        policy: Whose turn it is: `DynamicPriority` (if None), `StrictPriority`, `Weighted`, `RoundRobin`, or a function
+            of `Facts` that returns an int, smaller first.
+        reserved: Units kept for a tier, as ``{relay.REALTIME: 1}``. An unnamed tier belongs to the nearest named one
+            at or below it. Kept in proportion while the pool is smaller than it was made.
+        tenant_caps: The most units a tenant may hold: one number for each, or by name.
         max_waiting: How many may wait at once.
+        max_wait: Refuse those who would wait for longer than so many seconds, by the rate at which units came back
+            lately.
+        heartbeat: Leases end when their holder has not beaten for so many seconds; None for never. One acquire may ask
+            for another.
+        grace: Seconds that a holder has to give its token back after it was revoked.
+        load: Returns how busy the machine is, 0 to 1, or None if it is not known; beats may be late by 1 + that.
+        on_revoke: Called with a token that has been revoked, on a thread of the pool's.
+        trace: Remember where each token was acquired, for reports of what was left or leaked.
         name: For threads, error texts and snapshots.
-        clock: What waiting times are read from; for tests.
+        clock: What times are read from; for tests.
 
     Raises:
-        ValueError: A size is out of range, or more is reserved than there is.
+        ValueError: A value is out of range, or more is reserved than there is.
     """
 
     def __init__(
         self,
         capacity: int,
         *,
-        policy: DynamicPriority | None = None,
+        max_capacity: int | None = None,
+        policy: Policy | Callable[[Facts], int] | None = None,
         reserved: Mapping[int, int] | None = None,
+        tenant_caps: Mapping[str, int] | int | None = None,
         max_waiting: int = 10_000,
+        max_wait: float | None = None,
+        heartbeat: float | None = None,
+        grace: float = 1.0,
+        load: Callable[[], float | None] | None = None,
+        on_revoke: Callable[[Token], object] | None = None,
+        trace: bool = False,
         name: str = "pool",
         clock: Clock | None = None,
     ) -> None:
         super().__init__(
-            capacity, tuple((tier(level), count) for level, count in (reserved or {}).items()), max_waiting
-        )
-        self.name = name
-        self._clock = clock or MONOTONIC
-        self._key = (policy or DynamicPriority()).key
-        self._timers = timers.Timers(max(max_waiting, 1))
-        self._timed: dict[int, _Waiter] = {}
-        self._timer_lock = threading.RLock()  # a coroutine that is finalised leaves the line, whatever runs then
-        self._alarm = Alarm(self._clock, f"{name}-alarm", self._next_alarm_ns, self._time_out)
-        self._executor: ThreadPoolExecutor | None = None
-        self._lock_counts = threading.Lock()
-        self._timed_out = 0
-        self._refused = 0
+            capacity, max_capacity, as_policy(policy), reserved, tenant_caps, max_waiting, max_wait, heartbeat, grace,
+            name, clock,
+        )  # fmt: skip
+        self._load = load
+        self._on_revoke = on_revoke
+        if trace:
+            self._start_tracing()
+        self._workers = Workers(self.max_capacity, name)
+        self._control: Control | None = None
+        self._begin()
+        inheritance.add(self)
+        survivors.add(self)
 
-    def acquire(self, priority: Priority = INTERACTIVE, *, timeout: float | None = None) -> Token:
-        """Take a token, waiting for one.
+    def _begin(self) -> None:
+        self._pace = Pace(self._clock.now_ns())
+        self._sampled = (0, 0, 0)
 
-        Args:
-            priority: A name or 0 (most urgent) to 255.
-            timeout: Seconds to wait at most; 0 tries once, None waits without limit.
+    def _after_fork_in_child(self) -> None:
+        self.start_over()
+        self._alarm.reset()
+        self._clear()
+        self._begin()
 
-        Returns:
-            The token; release it, or use it in a ``with``.
+    # Holding a token. `acquire`, `acquire_async`, `try_acquire` and `release` are the core's.
 
-        Raises:
-            AcquireTimeout: None became free in time.
-            Overloaded: Too many wait already.
-            Closed: The pool is closed, or was while waiting.
-            ValueError: `timeout` or `priority` is out of range.
-        """
-        limit = limit_ns(timeout, "timeout")
-        level = tier(priority)
-        token = self._try_first(level, limit)
-        if token is not None:
-            return token
-        waiter = _Waiter(None)
-        try:
-            token = self._join(level, waiter)
-            if token is None:
-                warn_if_on_loop(f"waiting for a token of {self.name!r}", "use acquire_async()")
-                self._clock.park(waiter.gate, None if limit is None else self._clock.now_ns() + limit)
-                token = self.leave(waiter)
-        except BaseException:
-            self._abandon(waiter)
-            raise
-        return token if token is not None else self._empty_handed(waiter, timeout)
-
-    async def acquire_async(self, priority: Priority = INTERACTIVE, *, timeout: float | None = None) -> Token:
-        """As `acquire`, for coroutines. A cancelled wait loses no token."""
-        limit = limit_ns(timeout, "timeout")
-        level = tier(priority)
-        token = self._try_first(level, limit)
-        if token is not None:
-            return token
-        waiter = _Waiter(asyncio.get_running_loop())
-        place = -1
-        try:
-            token = self._join(level, waiter)
-            if token is None:
-                if limit is not None:
-                    place = self._arm(waiter, self._clock.now_ns() + limit)
-                await waiter.future
-                token = self.leave(waiter)
-        except BaseException:
-            self._abandon(waiter)
-            raise
-        finally:
-            if place >= 0:
-                self._disarm(waiter, place)
-        return token if token is not None else self._empty_handed(waiter, timeout)
-
-    def lease(self, priority: Priority = INTERACTIVE, *, timeout: float | None = None) -> Lease:
+    def lease(
+        self,
+        priority: Priority = INTERACTIVE,
+        *,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        heartbeat: float | None = None,
+        retry: Retry | None = None,
+    ) -> Lease:
         """A context manager that holds a token: ``with pool.lease(0) as token`` or ``async with``. Arguments as for
         `acquire`."""
-        return Lease(self, priority, timeout)
+        options = {"timeout": timeout, "cost": cost, "tenant": tenant, "heartbeat": heartbeat, "retry": retry}
+        return Lease(self, priority, options)
 
     def run(
-        self, function: Callable[..., T], *args: Any, priority: Priority = INTERACTIVE, timeout: float | None = None
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        priority: Priority = INTERACTIVE,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        retry: Retry | None = None,
     ) -> T:
         """Call ``function(*args)`` on this thread while holding a token. Raises as `acquire`, and as `function`."""
-        with self.acquire(priority, timeout=timeout):
-            return function(*args)
+        check_work(function, on_loop=False)
+        token = self.acquire(priority, timeout=timeout, cost=cost, tenant=tenant, heartbeat=math.inf, retry=retry)
+        return call_holding(token, function, args)
 
     async def run_async(
-        self, function: Callable[..., Any], *args: Any, priority: Priority = INTERACTIVE, timeout: float | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        priority: Priority = INTERACTIVE,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        retry: Retry | None = None,
     ) -> Any:
         """Run `function` while holding a token: a coroutine function as a task on this loop, any other on the pool's
         own threads.
@@ -187,44 +159,132 @@ class TokenPool(core.Permits):
         Returns:
             What the function returned.
         """
+        check_work(function)
         loop = asyncio.get_running_loop()
-        token = await self.acquire_async(priority, timeout=timeout)
+        token = await self.acquire_async(
+            priority, timeout=timeout, cost=cost, tenant=tenant, heartbeat=math.inf, retry=retry
+        )
+        work: asyncio.Future[Any]
         try:
-            if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-                work: asyncio.Future[Any] = loop.create_task(_hold(token, function, args))
+            if is_async(function):
+                work = loop.create_task(hold(self, token, function, args))
                 work.add_done_callback(partial(_release_unstarted, token))
             else:
-                work = loop.run_in_executor(self._threads(), _call_holding, token, function, args)
+                work = asyncio.wrap_future(self._workers.submit(call_holding, token, function, args))
         except BaseException:
             token.release()
             raise
         work.add_done_callback(_retrieve)
         return await asyncio.shield(work)
 
-    def snapshot(self) -> PoolSnapshot:
-        """Counters and gauges of this moment."""
-        return PoolSnapshot(
-            name=self.name,
-            backend=backend,
-            capacity=self.capacity,
-            held=self.held,
-            free=self.free,
-            waiting=self.waiting,
-            granted=self.granted,
-            timed_out=self._timed_out,
-            refused=self._refused,
-        )
+    @overload
+    def guard(self, function: F, /) -> F: ...
+    @overload
+    def guard(
+        self,
+        *,
+        priority: Priority = INTERACTIVE,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+    ) -> Callable[[F], F]: ...
+    def guard(  # type: ignore[misc]  # F stands alone in the second form
+        self,
+        function: Any = None,
+        /,
+        *,
+        priority: Priority = INTERACTIVE,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        retry: Retry | None = None,
+    ) -> Any:
+        """Decorate a ``def`` or ``async def`` so that each of its calls holds a token, as with `run` or `run_async`."""
+        tier(priority)
+        limit_ns(timeout, "timeout")
+        options = {"timeout": timeout, "cost": cost, "tenant": tenant, "retry": retry}
+        if function is not None:
+            return guarded(self, function, priority, options)
+        return lambda function: guarded(self, function, priority, options)
+
+    # The whole.
+
+    def resize(self, capacity: int) -> None:
+        """Change the capacity, up to `max_capacity`. Tokens that are held stay valid; after a cut none is granted
+        before enough has come back. Reserved units shrink in proportion."""
+        if self._is_closed:
+            raise Closed(f"the pool {self.name!r} is closed; make a new one")
+        super().resize(capacity)
+
+    def control(
+        self, controller: Controller, load: Callable[[], float | None] | None = None, *, every: float = 1.0
+    ) -> Control:
+        """Let a controller set the capacity from now on, once every so many seconds. Replaces an earlier one.
+
+        Args:
+            controller: From `relay.controller`, or any object with ``update(sample) -> wanted limit``.
+            load: How busy the device is, 0 to 1, or None if it is not known; an unknown load never widens anything.
+            every: Seconds between its steps.
+
+        Returns:
+            The running control; ``stop()`` ends it, and so does closing the pool.
+        """
+        if self._control is not None:
+            self._control.stop()
+        self._control = Control(self, controller, load, every, self._clock).start()
+        return self._control
 
     def close(self) -> None:
         """Give out no more tokens; all who wait get `Closed`. Tokens that are held stay valid until they are
         released."""
-        for waiter in self.shut():
-            waiter.closed = True
-            with contextlib.suppress(RuntimeError):
-                waiter.wake()
-        self._alarm.stop()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        self._is_closed = True
+        self.shut()
+        inheritance.remove(self)
+        if self._control is not None:
+            self._control.stop()
+        if not self.next_lease_ns():
+            self._alarm.stop()
+        self._workers.stop()
+
+    def snapshot(self) -> PoolSnapshot:
+        """Counters and gauges of this moment. Cheap enough to be asked ten times a second."""
+        self.collect()
+        granted, waits = self.granted, self.waits.copy()
+        at_once = granted - waits.count
+        p50, p95, p99 = (quantile(waits, at_once, share) for share in (0.5, 0.95, 0.99))
+        with self._counting:
+            refused_by = dict(self._refused)
+        own = {"closed": self.refused_closed, "too_large": self.refused_large, "tenant_cap": self.refused_cap}
+        refused_by |= {reason: count for reason, count in own.items() if count}
+        return PoolSnapshot(
+            name=self.name,
+            backend=backend,
+            capacity=self.capacity,
+            max_capacity=self.max_capacity,
+            held=self.held,
+            free=self.free,
+            tokens=len(self),
+            waiting=self.waiting,
+            granted=granted,
+            timed_out=self._timed_out,
+            cancelled=self.abandoned,
+            refused=sum(refused_by.values()),
+            refused_by=refused_by,
+            revoked=self.revoked,
+            leaked=self.leaked,
+            epoch=self.epoch,
+            qps=self._pace.read(self._clock.now_ns(), granted),
+            mean_wait=waits.total_ns / granted / NS if granted else 0.0,
+            p50_wait=p50,
+            p95_wait=p95,
+            p99_wait=p99,
+            tiers={level: TierSnapshot(*counts) for level, counts in self.by_tier().items()},
+            tenants={
+                name: TenantSnapshot(held, waiting, cap if cap >= 0 else None)
+                for name, (held, waiting, cap) in self.by_tenant().items()
+            },
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -237,143 +297,47 @@ class TokenPool(core.Permits):
     def __repr__(self) -> str:
         return f"<TokenPool {self.name!r} {backend} {self.held} of {self.capacity} held, {self.waiting} waiting>"
 
-    def _try_first(self, level: int, limit: int | None) -> Token | None:
-        token = self.try_acquire(level)
-        if token is None and limit == 0:
-            self._count_timeout()
-            raise AcquireTimeout(
-                f"no token of {self.name!r} is free for priority {level}, and timeout=0 does not wait for one"
-            )
-        return token
+    # Within.
 
-    def _join(self, level: int, waiter: _Waiter) -> Token | None:
-        token = self.acquire_or_join(level, self._key(level, self._clock.now_ns()), waiter)
-        if waiter.index == core.NO_PLACE:
-            with self._lock_counts:
-                self._refused += 1
-            raise Overloaded(
-                f"{self.max_waiting} callers already wait for a token of {self.name!r}, which is max_waiting; "
-                "retry later or raise it",
-                reason="queue_full",
-            )
-        return token
+    def _ring(self, now_ns: int) -> None:
+        super()._ring(now_ns)
+        next_ns = self.next_lease_ns()
+        if next_ns is not None and next_ns <= now_ns:
+            self._tell_revoked(self.expire(1.0 + self._known_load())[0])
+        if self._is_closed and self.next_lease_ns() is None:
+            self._alarm.stop()
 
-    def _deliver(self, waiter: _Waiter) -> bool:
+    def _known_load(self) -> float:
+        if self._load is None:
+            return 0.0
         try:
-            waiter.wake()
-        except RuntimeError:
-            return False  # its loop closed without cancelling it: it will never take the token, so the next one gets it
-        return True
+            load = self._load()
+            return 0.0 if load is None else known(float(load)) or 0.0
+        except Exception:
+            log.warning("relay: the load for %r cannot be read; leases go by their plain heartbeat", self.name)
+            return 0.0
 
-    def _abandon(self, waiter: _Waiter) -> None:
-        """Leave the line for good; a token given meanwhile goes on to the next."""
-        token = self.leave(waiter)
-        if token is not None:
-            with contextlib.suppress(StaleToken):  # who found its loop closed has handed it on
-                token.release()
+    def _sample(self) -> tuple[int, int, int, float | None, int, int]:
+        """For `Control`: limit, in use, waiting, latency, completed and dropped, since the last call. Dropped is work
+        that failed; callers who gave up waiting are no reason to let fewer in."""
+        if self._is_closed:
+            raise Closed(f"the pool {self.name!r} is closed; make a new one")
+        self.clocked = True
+        with self._counting:
+            now = (self.ended, self.held_ns, self.failed)
+            ended, held_ns, dropped = (new - old for new, old in zip(now, self._sampled, strict=True))
+            self._sampled = now
+        latency = held_ns / ended / NS if ended else None
+        return self.capacity, self.held, self.waiting, latency, ended, dropped
 
-    def _empty_handed(self, waiter: _Waiter, timeout: float | None) -> Token:
-        if waiter.closed:
-            raise Closed(f"the pool {self.name!r} was closed while waiting for a token; make a new one")
-        self._count_timeout()
-        raise AcquireTimeout(
-            f"no token of {self.name!r} became free within timeout={timeout} s; "
-            "wait longer, ask at a more urgent priority, or raise its capacity"
-        )
-
-    def _count_timeout(self) -> None:
-        with self._lock_counts:
-            self._timed_out += 1
-
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock_counts:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self.capacity, thread_name_prefix=f"{self.name}-worker")
-            return self._executor
-
-    def _arm(self, waiter: _Waiter, when_ns: int) -> int:
-        """Set the timer of the waiter's place. Returns the place, or -1 if it has been woken already."""
-        with self._timer_lock:
-            place = waiter.index
-            if place < 0:
-                return -1
-            # If it is woken now and another comes to the same place, that one's timer comes later and stays.
-            self._timed[place] = waiter
-            self._timers.arm(place, when_ns)
-        self._alarm.arm(when_ns)
-        return place
-
-    def _disarm(self, waiter: _Waiter, place: int) -> None:
-        with self._timer_lock:
-            if self._timed.get(place) is waiter:
-                del self._timed[place]
-                self._timers.disarm(place)
-
-    def _next_alarm_ns(self) -> int | None:
-        with self._timer_lock:
-            return self._timers.next_ns()
-
-    def _time_out(self, now_ns: int) -> None:
-        with self._timer_lock:
-            late = [self._timed.pop(place) for place in self._timers.due(now_ns)]
-        for waiter in late:
-            with contextlib.suppress(RuntimeError):
-                waiter.wake()
-
-
-class Lease:
-    """A token for the length of a ``with`` or ``async with`` block; see `TokenPool.lease`."""
-
-    __slots__ = ("_entered", "_pool", "_priority", "_timeout", "_token")
-
-    def __init__(self, pool: TokenPool, priority: Priority, timeout: float | None) -> None:
-        self._pool = pool
-        self._priority = priority
-        self._timeout = timeout
-        self._token: Token | None = None
-        self._entered = False
-
-    def __enter__(self) -> Token:
-        self._enter()
+    def _leaked(self, token: Token) -> None:
+        place = self._acquired_at(token)
+        where = f"acquired at {place}" if place else "make the pool with trace=True to see where it was acquired"
+        text = f"a token of {self.name!r} was thrown away without being released ({where}); use it in a with"
         try:
-            self._token = token = self._pool.acquire(self._priority, timeout=self._timeout)
-        except BaseException:
-            self._entered = False
-            raise
-        return token
-
-    def __exit__(self, *error: object) -> None:
-        token, self._token = self._token, None
-        self._entered = False
-        if token is not None:
-            token.release()
-
-    async def __aenter__(self) -> Token:
-        self._enter()
-        try:
-            self._token = token = await self._pool.acquire_async(self._priority, timeout=self._timeout)
-        except BaseException:
-            self._entered = False
-            raise
-        return token
-
-    async def __aexit__(self, *error: object) -> None:
-        self.__exit__()
-
-    def _enter(self) -> None:
-        if self._entered:
-            raise RuntimeError("this lease is in use; call lease() again for each block")
-        self._entered = True
-
-
-async def _hold(token: Token, function: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
-    with token:
-        return await function(*args)
-
-
-def _call_holding(token: Token, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-    with token:
-        return function(*args)
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+        except ResourceWarning:  # made an error; but whose call this is, is not who threw it away
+            log.warning("relay: %s", text)
 
 
 def _release_unstarted(token: Token, work: asyncio.Future[Any]) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -17,11 +18,12 @@ from relay._backend import backend
 from relay.clock import MONOTONIC, Clock, limit_ns
 from relay.dispatcher import Dispatcher
 from relay.errors import TooLarge
+from relay.fork import survivors
 from relay.intake import Intake, check_model
 from relay.limits import Limits
 from relay.mapping import map_in_order, map_in_order_async
 from relay.merging import Merger
-from relay.policy import BATCH, DynamicPriority, Priority
+from relay.policy import BATCH, Facts, Policy, Priority, as_policy
 from relay.stats import RelaySnapshot
 from relay.ticket import Group, Member, Ticket, refuse_own_thread, warn_if_on_loop
 from relay.tokenizer import Tokenizer
@@ -32,6 +34,10 @@ Out = TypeVar("Out")
 
 class Relay(Generic[In, Out]):
     """Puts a model behind a queue that batches, merges, orders and expires its requests.
+
+    After a fork the relay is empty in the child: the same model and settings, nothing queued, counters at 0, no thread
+    before the first request; closed if it was closed. What was under way goes on in the parent alone: the tickets of
+    requests made before the fork end in the child with `Closed`, reason ``forked``, their callbacks are not called.
 
     Args:
         model: Any callable. Without a tokenizer it is called with a list of items, with one as ``model(batch)`` with a
@@ -70,22 +76,43 @@ class Relay(Generic[In, Out]):
         merge: bool | None = None,
         key: Callable[[In], Any] | None = None,
         limits: Limits | None = None,
-        policy: DynamicPriority | None = None,
+        policy: Policy | Callable[[Facts], int] | None = None,
         clock: Clock | None = None,
     ) -> None:
         check_model(model)
+        order = as_policy(policy)
+        if order.weights is not None:
+            raise ValueError(f"{type(order).__name__} shares by tenant, which a relay does not; use it in a TokenPool")
         self.name = name
         self.limits = replace(
             limits or Limits(), max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, max_queue=max_queue
         )
-        self._clock = clock or MONOTONIC
         tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-        self._dispatcher = Dispatcher(model, tokenizer, name, self.limits, policy or DynamicPriority(), self._clock)
-        self._desk = self._dispatcher.desk
-        merge = merge if merge is not None else key is not None or getattr(model, "deterministic", False) is True
-        self._intake: Intake[In, Out] = Intake(self._desk, Merger(self._desk, key) if merge else None)
+        self._new_dispatcher = partial(Dispatcher, model, tokenizer, name, self.limits, order, clock or MONOTONIC)
+        self._merge = merge if merge is not None else key is not None or getattr(model, "deterministic", False) is True
+        self._key = key
+        self._build(1)
+
+    def _build(self, generation: int) -> None:
+        """Make all that requests pass through, empty."""
+        self._dispatcher = dispatcher = self._new_dispatcher(generation)
+        self._desk = desk = dispatcher.desk
+        self._intake: Intake[In, Out] = Intake(desk, Merger(desk, self._key) if self._merge else None)
         self._ticket, self._place = self._intake.ticket, self._intake.place
-        weakref.finalize(self, self._dispatcher.retire).atexit = False
+        self._retire = weakref.finalize(self, dispatcher.retire)
+        self._retire.atexit = False
+        survivors.add(self)  # before the dispatcher, which then lets go of everything
+        survivors.add(dispatcher)  # by itself, for it outlives a relay that is dropped
+
+    def _after_fork_in_child(self) -> None:
+        """Start anew with the same model and settings; closed if it was."""
+        old = self._desk
+        self._retire.detach()  # it would take locks
+        self._build(old.queue.next_generation)
+        if old.closed:
+            self._dispatcher.close()
+        elif old.refusing:
+            self._desk.stop_admitting()
 
     # One request.
 

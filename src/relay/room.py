@@ -63,7 +63,7 @@ class Room:
         self._heap = heap.PriorityHeap(MAX_WAITING)
         self._spare: list[int] = []  # places given back; those from _fresh on have never been used
         self._fresh = 0
-        self._closed = False
+        self._closed = self._forked = False
         self.waiting = 0
 
     def wait(self, key: int, until_ns: int | None) -> bool:
@@ -122,6 +122,14 @@ class Room:
         for waiter in waiters:
             waiter.wake()
 
+    def forsake(self) -> None:
+        """In a child after a fork: those in line are the parent's. A coroutine of theirs that is thrown away here finds
+        a fresh lock, and gives nothing back. Takes no lock."""
+        self._lock = threading.RLock()
+        self._closed = self._forked = True
+        self._waiters.clear()
+        self.waiting = 0
+
     def _join(self, key: int, loop: asyncio.AbstractEventLoop | None) -> _Waiter:
         waiter = _Waiter(loop)
         with self._lock:
@@ -165,6 +173,8 @@ class Room:
         return False
 
     def _give_back(self) -> None:
+        if self._forked:
+            return
         self._requests.forgo()
         self.grant()
 

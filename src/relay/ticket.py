@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from relay._backend import tickets
 from relay.clock import NS, Clock, limit_ns
-from relay.errors import RequestCancelled
+from relay.errors import Closed, RequestCancelled
 
 Out = TypeVar("Out")
 Member = tickets.Member
@@ -63,6 +63,9 @@ class Desk(Protocol):
 
     clock: Clock
     open: set[Ticket[Any]]
+    forked: bool
+
+    def end_forked(self, ticket: Ticket[Any]) -> None: ...
 
     def cancel(self, ticket: Ticket[Any]) -> bool: ...
 
@@ -226,6 +229,15 @@ class Group(Ticket[list[Out]]):
 def cancelled_error() -> RequestCancelled:
     """What the waiters of a cancelled ticket get."""
     return RequestCancelled("the request was cancelled through its ticket")
+
+
+def forked_error() -> Closed:
+    """What the tickets of a parent end with in its child."""
+    return Closed(
+        "the process has forked since the request was submitted, and only the parent gets its answer; "
+        "submit it again in this process",
+        reason="forked",
+    )
 
 
 def refuse_own_thread(desk: Desk, what: str) -> None:

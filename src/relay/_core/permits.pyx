@@ -1,27 +1,58 @@
 # cython: language_level=3, cdivision=True, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: binding=False, embedsignature=True, embedsignature.format=clinic
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic, auto_pickle=False
 """Permits: who holds which token of a pool, and who waits for one. `relay._pure.permits` says what each call does.
 
 Any thread may call any method. The GIL is the guard: a method changes everything it changes without running Python code
 in between, so each call is atomic; objects are made before the first change or are not tracked by the collector, so no
 finaliser can come in between either.
+
+The parts: `_budget.pxd` counts units, `_shares.pxd` virtual times; `_trees.pxd`, `_lines.pxd` and `_turns.pxd` are the
+lines of those who wait, and whose turn it is. The `.pyx` files that are included belong to this module; each class adds
+a chapter to the one before it.
 """
 
+from cpython.exc cimport PyErr_SetObject
 from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
-from cython cimport freelist, no_gc
-from libc.stdint cimport int32_t, int64_t, uint16_t
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.unicode cimport PyUnicode_CheckExact
+from cython cimport final, freelist, no_gc
+from libc.math cimport exp
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
-from relay._core._rows cimport ArenaTable
-from relay._core.arena cimport (
-    arena_check, arena_free, arena_hand_over, arena_init, arena_lease, arena_live, arena_release,
+from relay._core._budget cimport (
+    LEVELS, NOBODY, Budget, Tenant, budget_broken, budget_capped, budget_count, budget_most, budget_refill, budget_room,
 )
-from relay._core.heap cimport Heap, heap_check, heap_free, heap_init, heap_key, heap_peek, heap_push, heap_remove
-from relay._core.state cimport MAX_SLOTS, as_int64, to_int64
+from relay._core._lines cimport lines_enter, lines_key, lines_leave, lines_recall, lines_retime
+from relay._core._rows cimport ArenaTable
+from relay._core._shares cimport Account, Shares, shares_charge, shares_close, shares_find, shares_open
+from relay._core._trees cimport Line, Lines, Place
+from relay._core._turns cimport lines_broken, lines_choose, place_broken
+from relay._core.arena cimport (
+    arena_check, arena_free, arena_handle, arena_init, arena_lease, arena_live, arena_release, arena_revoke,
+    arena_start_at,
+)
+from relay._core.heap cimport Heap, heap_check, heap_free, heap_init, heap_remove
+from relay._core.histogram cimport Histogram, hist_record
+from relay._core.state cimport (
+    BUSY, MAX_SLOTS, SLOT_BITS, as_int64, state_bits, state_generation, state_load, state_slot, to_int64,
+)
+from relay._core.timers cimport timers_arm, timers_due_one, timers_next
 
-from relay.errors import Closed, StaleToken
+from asyncio import BaseEventLoop, Future, InvalidStateError
+from asyncio import _get_running_loop as running_loop
+from asyncio import get_running_loop as the_running_loop
+from collections.abc import Coroutine
+from time import monotonic_ns
 
-__all__ = ["MAX_PRIORITY", "NAMES", "NO_PLACE", "TIERS", "Permits", "Token", "check_priority", "stale_token"]
+from relay.errors import Closed, Overloaded, StaleToken, TokenRevoked, TooLarge
+
+__all__ = [
+    "MAX_PRIORITY", "NAMES", "NO_PLACE", "TIERS", "Acquire", "Permits", "Token", "check_priority", "owner",
+    "stale_token",
+]
 
 MAX_PRIORITY = 255
 TIERS = (0, 1, 2)
@@ -29,208 +60,266 @@ NAMES = {"realtime": 0, "interactive": 1, "batch": 2}
 NO_PLACE = -2
 
 cdef enum:
-    LEVELS = 256
-    GROUPS = 257        # one for each priority, and one for those without a floor
+    NO_PLACE_ = -2
+    FAILED = -2         # in place of the time when a token was granted: its work has failed
+    UNUSED = -3         # ... it says nothing about how long work takes
+
+cdef object NO_BEATS = -1
+cdef object LAST_KEY = 2**63 - 1
+cdef int64_t FOREVER_NS = <int64_t>1 << 62
+cdef int64_t LONGEST_NS = <int64_t>1 << 60
+cdef double MEMORY_NS = 5e9
+cdef str BUG = "; this is a bug in relay"
+
+cdef extern from *:
+    """
+    #include <time.h>
+
+    /* What time.monotonic_ns() returns, or -1 where only it knows. */
+    static inline int64_t relay_monotonic_ns(void) {
+    #ifdef __linux__
+        struct timespec now;
+        if (clock_gettime(CLOCK_MONOTONIC, &now) == 0) return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    #endif
+        return -1;
+    }
+
+    /* Who runs: a thread, and the context it is in. Each task has a context of its own. */
+    static inline int64_t relay_thread(void) { return (int64_t)PyThreadState_Get()->thread_id; }
+    static inline int64_t relay_context(void) { return (int64_t)(intptr_t)PyThreadState_Get()->context; }
+    """
+    int64_t relay_monotonic_ns()
+    int64_t relay_thread()
+    int64_t relay_context()
+    unsigned long PyThread_get_thread_ident()
+
+include "_token.pyx"
+include "_hooks.pyx"
+include "_books.pyx"
+include "_ledger.pyx"
+include "_leases.pyx"
+include "_looking.pyx"
 
 
-def stale_token(action):
-    return StaleToken(
-        f"cannot {action} this token: its lease has ended (released before, or handed on); acquire a new one"
-    )
+cdef class Permits(Looking)
 
 
-def check_priority(priority):
-    if isinstance(priority, str):
-        if priority.lower() not in NAMES:
-            raise ValueError(
-                f"unknown priority {priority!r}; use one of {', '.join(NAMES)}, or a number from 0 to {MAX_PRIORITY}"
-            )
-        return NAMES[priority.lower()]
-    if not isinstance(priority, int):
-        raise TypeError(f"priority must be an int from 0 to 255 or a name, got {type(priority).__name__}")
-    if not 0 <= priority <= 255:
-        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {priority}")
-    return int(priority)
+include "_acquire.pyx"
 
 
-cdef int32_t size_of(str name, object value, int least) except -1:
-    cdef int64_t size = as_int64(name, value)
-    if size < least:
-        raise ValueError(f"{name} must be at least {least}, got {size}")
-    if size > MAX_SLOTS:
-        raise ValueError(f"{name} must be at most {<int>MAX_SLOTS}, got {size}")
-    return <int32_t>size
-
-
-cdef inline int level_of(object priority) except -1:
-    cdef int overflow = 0
-    cdef long value
-    if PyLong_CheckExact(priority):
-        value = PyLong_AsLongAndOverflow(priority, &overflow)
-        if not overflow and 0 <= value < LEVELS:
-            return <int>value
-    return check_priority(priority)
-
-
-@no_gc          # refers to its pool only, and no pool refers to its tokens, so it is in no cycle of relay's making
-@freelist(256)
-cdef class Token:
-    """Token(permits, handle, priority)
+cdef class Permits(Looking):
+    """Permits(capacity, floors=(), max_waiting=10_000, max_capacity=0, allowance_ns=(), overdue_every=0, weights=None, weight=1.0, caps=None, cap=-1, heartbeat_ns=0, grace_ns=1_000_000_000, now_ns=None)
 --
 
-A permit to use compute: the lease of one slot of a pool, and a context manager that ends it."""
+The core of a token pool. Subclasses override the hooks, whose names begin with an underscore."""
 
-    cdef Permits permits            # keeps the pool alive while it has tokens out; None if made by no pool
-    cdef int64_t lease              # slot and generation
-    cdef readonly int priority
-
-    def __init__(self, Permits permits not None, handle, priority):
-        self.priority = level_of(priority)
-        self.lease = to_int64("handle", handle)
-        self.permits = permits
-
-    @property
-    def handle(self):
-        """The slot and the lease it was given for, as one int; grows with every lease of a slot."""
-        return self.lease
-
-    @property
-    def held(self):
-        """True until the lease ends."""
-        return self.permits is not None and arena_live(&self.permits.a, self.lease)
-
-    def release(self):
-        """Give the token back. If somebody waits, it is theirs when this returns."""
-        self.end()
-
-    def __enter__(self):
-        if not self.held:
-            raise stale_token("use")
-        return self
-
-    def __exit__(self, *exc):
-        self.end()
-
-    cdef inline int end(self) except -1:
-        if self.permits is None:
-            raise stale_token("release")
-        return self.permits.give_back(self)
-
-    def __repr__(self):
-        return f"<Token priority={self.priority} {'held' if self.held else 'released'}>"
-
-
-cdef class Permits:
-    """Permits(capacity, floors=(), max_waiting=10_000)
---
-
-The core of a token pool."""
-
-    cdef ArenaTable a               # one slot a token
-    cdef Heap* heaps                # groups of them, owned: those who wait, by the floor they share
-    cdef int32_t* idle              # max_waiting, owned: a stack of free places in the line
-    cdef int32_t n_idle
-    cdef int32_t groups
-    cdef int32_t floor[GROUPS]      # tokens kept for each group
-    cdef int32_t held_by[GROUPS]    # tokens held by each group
-    cdef int32_t unfilled[GROUPS]   # max(0, floor - held_by)
-    cdef int32_t unfilled_total
-    cdef uint16_t group[LEVELS]     # priority -> group
-    cdef list parked                # max_waiting: who stands at each place
-    cdef readonly int32_t capacity
-    cdef readonly int32_t max_waiting
-    cdef readonly int32_t waiting
-    cdef readonly int64_t granted
-    cdef readonly bint closed
-
-    def __init__(self, capacity, floors=(), max_waiting=10_000):
-        cdef int32_t tokens = size_of("capacity", capacity, 1), places = size_of("max_waiting", max_waiting, 0), i
-        if self.heaps != NULL:
+    def __init__(
+        self, capacity, floors=(), max_waiting=10_000, max_capacity=0, allowance_ns=(), overdue_every=0, weights=None,
+        weight=1.0, caps=None, cap=-1, heartbeat_ns=0, grace_ns=1_000_000_000, now_ns=None,
+    ):
+        cdef int32_t units = size_of("capacity", capacity, 1), places = size_of("max_waiting", max_waiting, 0), i
+        cdef int32_t most = size_of("max_capacity", max_capacity, 0) or units
+        if self.clock is not None:
             raise TypeError("a pool can be initialised only once")
+        if most < units:
+            raise ValueError(f"capacity {units} is more than max_capacity {most}; raise max_capacity")
         named = sorted([(check_priority(tier), size_of("a reserved count", count, 0)) for tier, count in floors])
         reserved = sum([count for _, count in named])
-        if reserved > tokens:
+        if reserved > units:
             raise ValueError(
-                f"reserved tokens come to {reserved}, but the pool has only {tokens}; "
+                f"reserved tokens come to {reserved}, but the pool has only {units}; "
                 "reserve fewer or raise the capacity"
             )
-        counts = dict(named)
-        if len(counts) < len(named):
+        if len(dict(named)) < len(named):
             raise ValueError("tokens are reserved twice for one priority; name each priority once")
-        for index, (tier, count) in enumerate(named, start=1):
-            above = [other for other in TIERS + tuple(counts) if other > tier]
-            for priority in range(tier, min(above, default=LEVELS)):
-                self.group[<int>priority] = index
-            self.floor[<int>index] = self.unfilled[<int>index] = count
-        self.unfilled_total = reserved
-        self.parked = [None] * places
-        self.groups = 1 + <int32_t>len(named)
-        self.heaps = <Heap*>calloc(self.groups, sizeof(Heap))
-        self.idle = <int32_t*>calloc(max(places, 1), sizeof(int32_t))
-        if self.heaps == NULL or self.idle == NULL or arena_init(&self.a, tokens, 0, 0) < 0:
-            raise MemoryError(f"no memory for a pool of {tokens} tokens")
-        for i in range(self.groups):
-            if heap_init(&self.heaps[i], max(places, 1)) < 0:
-                raise MemoryError(f"no memory for {places} waiters")
-        for i in range(places):
-            self.idle[i] = i
-        self.n_idle = places
-        self.capacity = tokens
-        self.max_waiting = places
+        self.caps = {name_of(name): size_of("a tenant's cap", count, 0) for name, count in (caps or {}).items()}
+        for share in (weight, *(weights or {}).values()):
+            if not 2.0**-10 <= share <= 2.0**20:
+                raise ValueError(f"a weight must be from {2.0**-10} to {2.0**20}, got {share!r}")
+        shares = None if weights is None else {name_of(name): float(share) for name, share in weights.items()}
+        allowances = [min(as_int64("an allowance", ns), LONGEST_NS) for ns in allowance_ns] or [0] * LEVELS
+        if len(allowances) != LEVELS:
+            raise ValueError(f"allowance_ns must name all 256 priorities, or none, got {len(allowances)}")
+        for i in range(LEVELS):
+            self.l.allowance_ns[i] = allowances[i]
+        for index, (tier, _) in enumerate(named, start=1):
+            above = [other for other in {*TIERS, *dict(named)} if other > tier]
+            for level in range(tier, min(above, default=LEVELS)):
+                self.b.group[<int>level] = index
+        self.b.groups = 1 + <int32_t>len(named)
+        self.floors, self.weights, self.weight = named, shares, weight
+        self.cap = as_int64("cap", cap)
+        self.l.every = as_int64("overdue_every", overdue_every)
+        self.heartbeat_ns = as_int64("heartbeat_ns", heartbeat_ns)
+        self.grace_ns = as_int64("grace_ns", grace_ns)
+        self.max_waiting, self.max_capacity, self.base = places, most, units
+        self.custom = True
+        self.build(units, 1)
+        self.clock = monotonic_ns if now_ns is None else now_ns
 
-    def __dealloc__(self):
-        cdef int32_t i
-        if self.heaps != NULL:
-            for i in range(self.groups):
-                heap_free(&self.heaps[i])
-        free(self.heaps)
-        free(self.idle)
-        arena_free(&self.a)
+    # Taking.
 
-    def try_acquire(self, priority=1):
+    def try_acquire(self, priority=1, cost=1, tenant=None, heartbeat_ns=-1):
         """Take a token if one is free for this priority, else return None at once."""
-        cdef int level = level_of(priority)
-        if self.closed:
-            raise Closed("the pool is closed; no more tokens are given out")
-        return self.take(level)
+        return self.try_for(priority, cost, tenant, heartbeat_ns)
 
-    def acquire_or_join(self, priority, key, waiter):
-        """Take a token, or stand in line as `waiter`, in one step."""
+    @final
+    cdef inline object try_for(self, priority, cost, tenant, heartbeat_ns):
         cdef int level = level_of(priority)
-        cdef int64_t order = to_int64("key", key)
-        cdef int32_t index
-        waiter.priority = level     # may run code of the waiter's own: before anything is looked at
-        if self.closed:
-            raise Closed("the pool is closed; no more tokens are given out")
-        token = self.take(level)
-        if token is not None:
-            waiter.token = token
-            return token
-        if not self.n_idle:
-            waiter.index = NO_PLACE
-            return None
-        index = self.idle[self.n_idle - 1]
-        waiter.index = index
-        self.n_idle -= 1
-        self.parked[index] = waiter
-        heap_push(&self.heaps[self.group[level]], order, index)
-        self.waiting += 1
-        return None
+        cdef int32_t units = size_of("cost", cost, 1)
+        cdef Token token
+        cdef int64_t beats_ns, now_ns
+        if tenant is None and (heartbeat_ns is NO_BEATS or heartbeat_ns == -1) and not (
+            self.waiting or self.closed or self.n_late or self.news or self.heartbeat_ns > 0 or self.clocked
+            or self.traced or self.s.limit
+        ):
+            if units <= budget_room(&self.b, self.b.group[level]):
+                token = Token.__new__(Token)
+                token.lease = arena_lease(&self.a, relay_thread(), -1, units, NOBODY, <int32_t>self.epoch, 0, 0, 1)
+                self.a.deadline_ns[state_slot(token.lease)] = relay_context()
+                self.a.group[state_slot(token.lease)] = level
+                budget_count(&self.b, level, NOBODY, units)
+                self.granted += 1
+                token.permits = self
+                token.priority = level
+                token.cost = units
+                token.epoch = self.epoch
+                token.owns = True
+                return token
+        name = name_of(tenant)
+        beats_ns = beats_of(self, heartbeat_ns)
+        if self.clock is None:
+            return None     # not initialised
+        now_ns = self.now() if self.waiting or beats_ns > 0 or self.clocked else -1
+        try:
+            token = self.take(level, units, name, beats_ns, None, -1, now_ns)
+        finally:
+            self.conclude()
+        if token is not None and self.traced:
+            self._trace(token)
+        return token
+
+    def acquire(self, priority=1, *, timeout=None, cost=1, tenant=None, heartbeat=None, retry=None):
+        """Take a token: at once if one is free, else as the hook `_wait` does."""
+        if heartbeat is None and retry is None and at_once(timeout):
+            token = self.try_for(priority, cost, tenant, NO_BEATS)
+            if token is not None:
+                return token
+        return self._wait(priority, timeout, cost, tenant, heartbeat, retry)
+
+    def acquire_async(self, priority=1, *, timeout=None, cost=1, tenant=None, heartbeat=None, retry=None):
+        """As `acquire`, for coroutines. A cancelled wait loses no token."""
+        cdef Acquire wait
+        if retry is not None:
+            return self._wait_async(priority, timeout, cost, tenant, heartbeat, retry)
+        wait = Acquire.__new__(Acquire)
+        wait.begin(self, priority, timeout, cost, tenant, heartbeat)
+        return wait
+
+    def acquire_or_join(self, priority, key, waiter, cost=1, tenant=None, heartbeat_ns=-1, arrival_ns=-1):
+        """Take a token, or stand in line as `waiter`, in one step."""
+        return self.join_for(priority, key, waiter, cost, tenant, heartbeat_ns, arrival_ns)
+
+    @final
+    cdef object join_for(self, priority, key, waiter, cost, tenant, heartbeat_ns, arrival_ns):
+        cdef int level = level_of(priority)
+        cdef int32_t units = size_of("cost", cost, 1), p, tenant_index
+        cdef int64_t beats_ns, now_ns = -1, since_ns
+        cdef Token token
+        name = name_of(tenant)
+        if key is not None:
+            key = to_int64("key", key)
+        beats_ns = beats_of(self, heartbeat_ns)
+        since_ns = to_int64("arrival_ns", arrival_ns)
+        if not self.ready:
+            self._get_ready()
+        set_index(waiter, -1)
+        if self.waiting or beats_ns > 0 or self.clocked or not self.fits(level, units, name):
+            now_ns = self.now()
+        try:
+            token = self.take(level, units, name, beats_ns, key, since_ns, now_ns)
+            if token is not None:
+                waiter.token = token
+            elif not self.n_idle:
+                set_index(waiter, NO_PLACE_)
+            else:
+                tenant_index = self.tenant_of(name)
+                self.n_idle -= 1
+                p = self.idle[self.n_idle]
+                self.parked[p] = waiter
+                self.stand(p, level, key, units, tenant_index, beats_ns, since_ns, now_ns)
+                set_index(waiter, p)
+                if self.parked[p] is not waiter:
+                    set_index(waiter, -1)       # setting it ran code that gave it a token
+        finally:
+            self.conclude()
+        return token
 
     def leave(self, waiter):
         """Leave the line; the token it had been granted meanwhile, or None."""
-        cdef int32_t index = waiter.index
-        if index >= 0:
-            self.remove(waiter, index, waiter.priority)
-        return waiter.token
+        return self.leave_for(waiter)
+
+    @final
+    cdef object leave_for(self, waiter):
+        cdef int64_t now_ns = 0
+        cdef int32_t p
+        if self.waiting > 1 and self.b.held < self.b.capacity:
+            now_ns = self.now()
+        p = self.place_of(waiter)
+        try:
+            if p >= 0:
+                self.step_aside(p)
+                self.serve(now_ns)
+            token = (<Acquire>waiter).token if isinstance(waiter, Acquire) else waiter.token
+        finally:
+            self.conclude()
+        return token
+
+    def abandon(self, waiter):
+        """As `leave`, and a token granted meanwhile goes on to the next. Safe to call from a finaliser."""
+        self.abandon_now(waiter)
+
+    def lift(self, waiter, priority, key=None):
+        """Let a waiter stand in another tier's line, as the early or late comer it is."""
+        cdef int level = level_of(priority)
+        cdef int64_t now_ns
+        cdef int32_t p
+        cdef Place* place
+        if key is not None:
+            key = to_int64("key", key)
+        now_ns = self.now()
+        p = self.place_of(waiter)
+        try:
+            if p >= 0:
+                place = &self.l.places[p]
+                if place.cost <= budget_most(&self.b, level):
+                    lines_leave(&self.l, &self.b, &self.s, p)
+                    place.level = level
+                    place.key = lines_key(&self.l, level, place.arrival_ns) if key is None else <int64_t>key
+                    self.make_room(level, place.tenant)
+                    lines_enter(&self.l, &self.b, &self.s, p)
+                    self.serve(now_ns)
+        finally:
+            self.conclude()
+        return p >= 0
+
+    # Giving back.
 
     def release(self, token):
-        """Take `token` back and hand it to the most urgent eligible waiter, if there is one."""
-        if not isinstance(token, Token):
-            raise TypeError(f"token must be a Token, got {type(token).__name__}")
-        if (<Token>token).permits is not self:
-            raise ValueError("this token belongs to another pool; call token.release(), which knows its own")
-        self.give_back(<Token>token)
+        """Take `token` back and hand what it frees to those whose turn it is."""
+        self.give_back(self.own(token))
+
+    def exit(self, token, kind=None):
+        """As `release`, at the end of a block; in the child of a fork, tokens of the parent are let go silently."""
+        self.leave_block(self.own(token), kind)
+
+    def drop(self, handle):
+        """Note that a token has been thrown away; if it was held, it comes back with the next call or soon."""
+        self.throw_away(to_int64("handle", handle))
+
+    def collect(self):
+        """Take back what was thrown away, and wake whoever is still to be woken."""
+        self.conclude()
 
     def holds(self, token):
         """True while the lease of `token`, one of this pool's, lasts."""
@@ -238,137 +327,68 @@ The core of a token pool."""
             raise TypeError(f"token must be a Token, got {type(token).__name__}")
         return (<Token>token).permits is self and arena_live(&self.a, (<Token>token).lease)
 
-    def shut(self):
-        """Refuse all further calls and return those who waited; tokens already held stay valid."""
-        cdef list left = [waiter for waiter in self.parked if waiter is not None]
+    def state_of(self, token):
+        """"busy", "revoked" or "released"."""
+        return token.state if self.holds(token) else "released"
+
+    def adopt(self, token):
+        """From now on `owner()` counts as who acquired `token`."""
+        cdef int32_t slot = state_slot(self.own(token).lease)
+        if arena_live(&self.a, (<Token>token).lease):
+            self.a.key[slot] = relay_thread()
+            self.a.deadline_ns[slot] = relay_context()
+
+    # The whole.
+
+    def resize(self, capacity):
+        """Change the capacity. Tokens that are held stay valid. Reserved units shrink in proportion."""
+        cdef int32_t units = size_of("capacity", capacity, 1)
+        cdef int64_t now_ns
+        if units > self.max_capacity:
+            raise ValueError(
+                f"capacity {units} is more than max_capacity {self.max_capacity}; make the pool with a larger "
+                "max_capacity"
+            )
+        floors = shrunk(self.floors, self.base, units)
+        now_ns = self.now()
+        self.set_capacity(units, floors)
+        try:
+            self.serve(now_ns)
+        finally:
+            self.conclude()
+
+    def advance(self):
+        """Start a new epoch; tokens granted from now on carry its number, which is returned."""
+        cdef int64_t epoch = self.epoch + 1
+        self.epoch = epoch
+        self.conclude()
+        return epoch
+
+    def seal(self):
+        """Refuse all newcomers; those who wait are still served."""
         self.closed = True
-        for waiter in left:
-            self.remove(waiter, waiter.index, waiter.priority)
-        return left
+        self.conclude()
 
-    @property
-    def held(self):
-        """Tokens held now."""
-        return self.capacity - self.a.free_slots
+    def shut(self):
+        """Refuse all newcomers and send away those who wait, with no token; tokens already held stay valid."""
+        cdef int32_t p
+        self.closed = True
+        for p in range(self.max_waiting):
+            waiter = self.parked[p]
+            if waiter is not None:
+                self.awake.append(waiter)
+                self.news = True
+                self.step_aside(p)
+        self.conclude()
 
-    @property
-    def free(self):
-        """Tokens free now, reserved ones included."""
-        return self.a.free_slots
-
-    def __len__(self):
-        return self.capacity - self.a.free_slots
-
-    def check(self):
-        """Recount everything; AssertionError if an invariant is broken."""
-        cdef int32_t i, held = 0, waiting = 0, unfilled = 0, short
-        cdef bint broken = arena_check(&self.a) != 0
-        bug = "; this is a bug in relay"
-        for i in range(self.groups):
-            broken |= heap_check(&self.heaps[i]) != 0
-            held += self.held_by[i]
-            waiting += self.heaps[i].size
-            short = max(0, self.floor[i] - self.held_by[i])
-            broken |= short != self.unfilled[i]
-            unfilled += short
-        if broken or unfilled != self.unfilled_total or self.a.free_slots < unfilled:
-            raise AssertionError("reserved tokens miscounted" + bug)
-        if held != self.capacity - self.a.free_slots:
-            raise AssertionError("held tokens miscounted" + bug)
-        if not sum([waiter is not None for waiter in self.parked]) == self.waiting == waiting:
-            raise AssertionError("waiters miscounted" + bug)
-        if self.waiting + self.n_idle != self.max_waiting:
-            raise AssertionError("waiter places miscounted" + bug)
-        if self.next_waiter(self.a.free_slots) >= 0:
-            raise AssertionError("an eligible waiter waits beside a free token" + bug)
-
-    def _deliver(self, waiter):
-        return True
-
-    cdef inline bint eligible(self, int group, int32_t free) noexcept:
-        return free - (self.unfilled_total - self.unfilled[group]) > 0
-
-    cdef inline void count(self, int group, int by) noexcept:
-        cdef int32_t short
-        self.held_by[group] += by
-        if self.floor[group]:
-            short = self.floor[group] - self.held_by[group]
-            short = short if short > 0 else 0
-            self.unfilled_total += short - self.unfilled[group]
-            self.unfilled[group] = short
-
-    cdef inline Token take(self, int level):
-        cdef Token token
-        cdef int group = self.group[level]
-        if not self.eligible(group, self.a.free_slots):
-            return None
-        token = Token.__new__(Token)
-        token.permits = self
-        token.priority = level
-        token.lease = arena_lease(&self.a, 0, 0, 1, 0, 0, 0, 0, 1)
-        self.count(group, 1)
-        self.granted += 1
-        return token
-
-    cdef inline int give_back(self, Token token) except -1:
-        if self.waiting:
-            return self.hand_on(token)
-        if not arena_release(&self.a, token.lease):
-            raise stale_token("release")
-        self.count(self.group[token.priority], -1)
-        return 0
-
-    cdef int hand_on(self, Token token) except -1:
-        # To the next waiter who wakes.
-        cdef int32_t index
-        cdef int level
-        cdef bint strict = True
-        cdef Token given
-        while True:
-            given = Token.__new__(Token)
-            if not arena_live(&self.a, token.lease):
-                if strict:
-                    raise stale_token("release")
-                return 0
-            self.count(self.group[token.priority], -1)
-            index = self.next_waiter(self.a.free_slots + 1)
-            if index < 0:
-                arena_release(&self.a, token.lease)
-                return 0
-            waiter = self.parked[index]
-            level = waiter.priority
-            given.permits = self
-            given.priority = level
-            given.lease = arena_hand_over(&self.a, token.lease)
-            self.count(self.group[level], 1)
-            self.granted += 1
-            self.remove(waiter, index, level)
-            waiter.token = given
-            if self._deliver(waiter):
-                return 0
-            token = given
-            strict = False  # the one who never wakes may yet be finalised, and have released it itself
-
-    cdef int32_t next_waiter(self, int32_t free) noexcept:
-        cdef int32_t best = -1, i
-        cdef int64_t best_key = 0, key
-        cdef Heap* heap
-        if not self.waiting:
-            return best
-        for i in range(self.groups):
-            heap = &self.heaps[i]
-            if heap.size and self.eligible(i, free):
-                key = heap_key(heap, heap_peek(heap))
-                if best < 0 or key < best_key:
-                    best = heap_peek(heap)
-                    best_key = key
-        return best
-
-    cdef int remove(self, object waiter, int32_t index, int level) except -1:
-        heap_remove(&self.heaps[self.group[level]], index)
-        self.parked[index] = None
-        self.idle[self.n_idle] = index
-        self.n_idle += 1
-        self.waiting -= 1
-        waiter.index = -1
-        return 0
+    def start_over(self):
+        """In the child of a fork: nobody holds a token or waits, and every handle from before is stale."""
+        cdef int64_t newest = 0, generation
+        cdef int32_t slot
+        for waiter in self.parked:
+            if waiter is not None:
+                set_index(waiter, -1)
+        for slot in range(self.a.capacity):
+            generation = state_generation(state_load(&self.a.word[slot]))
+            newest = generation if generation > newest else newest
+        self.build(self.b.capacity, newest + 1)

@@ -20,7 +20,8 @@ from relay._core.heap cimport (
     Heap, PriorityHeap, heap_has, heap_lift, heap_pop_node, heap_push, heap_push_seq, heap_remove,
 )
 from relay._core.state cimport (
-    BUSY, DROPPED, IDLE, PINNED, QUEUED, state_bits, state_flags, state_load, state_slot, to_int32, to_int64,
+    BUSY, DROPPED, IDLE, PINNED, QUEUED, state_bits, state_flags, state_generation, state_load, state_next_generation,
+    state_slot, to_int32, to_int64,
 )
 from relay._core.timers cimport Timers, timers_arm, timers_disarm, timers_due_one, timers_next
 
@@ -41,7 +42,7 @@ cdef struct Node:
 
 
 cdef class RequestQueue:
-    """RequestQueue(capacity, ids_capacity=0, max_length=0, wake=None)
+    """RequestQueue(capacity, ids_capacity=0, max_length=0, wake=None, generation=1)
 --
 
 The queue of one model."""
@@ -55,9 +56,9 @@ The queue of one model."""
     cdef int32_t parked
     cdef int32_t promised
 
-    def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None):
+    def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None, generation=1):
         self.wake = wake
-        self.arena = Arena(capacity, ids_capacity, max_length)
+        self.arena = Arena(capacity, ids_capacity, max_length, generation)
         self.heap = PriorityHeap(capacity)
         self.timers = Timers(capacity)
         self.dedup = Dedup(capacity)
@@ -309,6 +310,15 @@ The queue of one model."""
     def queued(self):
         """Requests ready to run."""
         return self.heap.s.size
+
+    @property
+    def next_generation(self):
+        """A generation above all that were given out."""
+        cdef int64_t newest = 0
+        cdef int32_t slot
+        for slot in range(self.arena.s.capacity):
+            newest = max(newest, state_generation(state_load(&self.arena.s.word[slot])))
+        return state_next_generation(newest)
 
     def __len__(self):
         return self.arena.s.capacity - self.arena.s.free_slots

@@ -14,7 +14,7 @@ from typing import Any
 from relay._pure.arena import Arena
 from relay._pure.dedup import Dedup
 from relay._pure.heap import PriorityHeap
-from relay._pure.state import DROPPED, as_int64, slot_of
+from relay._pure.state import DROPPED, as_int64, generation_of, next_generation, slot_of
 from relay._pure.timers import Timers
 
 
@@ -24,9 +24,14 @@ class Requests:
     __slots__ = ("_dedup", "_heap", "_lock", "_owners", "_parked", "_promised", "_timers", "_wake", "arena")
 
     def __init__(
-        self, capacity: int, ids_capacity: int = 0, max_length: int = 0, wake: Callable[[], object] | None = None
+        self,
+        capacity: int,
+        ids_capacity: int = 0,
+        max_length: int = 0,
+        wake: Callable[[], object] | None = None,
+        generation: int = 1,
     ) -> None:
-        self.arena = Arena(capacity, ids_capacity, max_length)
+        self.arena = Arena(capacity, ids_capacity, max_length, generation)
         self._heap = PriorityHeap(capacity)
         self._timers = Timers(capacity)
         self._dedup = Dedup(capacity)
@@ -117,6 +122,12 @@ class Requests:
     def queued(self) -> int:
         """Requests ready to run."""
         return len(self._heap)
+
+    @property
+    def next_generation(self) -> int:
+        """A generation above all that were given out: where the queue begins that takes this one's place in a child
+        after a fork. Takes no lock, for there it may be held by a thread that is gone."""
+        return next_generation(generation_of(max(self.arena.word._words)))
 
     def __len__(self) -> int:
         """Slots leased: queued, being prepared, and running."""

@@ -151,8 +151,7 @@ class Rows:
         self._max_length = as_range("max_length", max_length, 0, n_blocks * BLOCK) or n_blocks * BLOCK
         generation = as_range("generation", generation, 1, MAX_GENERATION)
         self.word = StateWords(capacity)
-        for slot in range(capacity if generation > 1 else 0):
-            self.word.cas(slot, 1 << 8, generation << 8)
+        self.word._words[:] = [generation << 8] * capacity  # nobody else has them yet
         self.key, self.arrival_ns, self.ready_ns, self.commit_ns, self.deadline_ns = ([0] * capacity for _ in _WIDE)
         self.cost, self.tenant, self.epoch, self.group, self.length, self.split = ([0] * capacity for _ in range(6))
         self.first_block, self.n_blocks = [-1] * capacity, [0] * capacity

@@ -1,215 +1,193 @@
 """Permits: who holds which token of a pool, and who waits for one.
 
-Owns the token slots, the counters of each tier's floor, and the table of waiters with one heap for each group of tiers
-that share a floor. Any thread may call any method; every call is atomic and none waits for user code. The invariant: no
-eligible waiter waits while a token is free. A released token goes to the most urgent eligible waiter inside the release
-itself, so nobody slips in between the wake-up and the waking.
+Any thread may call any method; every call is atomic and none waits for user code. The invariant: no waiter who may be
+served waits while there is enough for it. What a release frees goes to whose turn it is inside the release itself, so
+nobody slips in between the wake-up and the waking.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from relay._pure.arena import Arena
-from relay._pure.heap import PriorityHeap
-from relay._pure.state import MAX_SLOTS, as_int64
-from relay.errors import Closed, StaleToken
+from relay._pure._acquire import Acquire, needs_no_look
+from relay._pure._budget import MAX_PRIORITY, TIERS
+from relay._pure._ledger import FAILED, FOREVER_NS, NS, UNUSED, Ledger, owner
+from relay._pure._token import NAMES, Token, check_priority, check_size, check_tenant, revoked_token, stale_token
+from relay._pure.state import BUSY, SLOT_BITS, as_int64
 
-__all__ = ["MAX_PRIORITY", "NAMES", "NO_PLACE", "TIERS", "Permits", "Token", "check_priority", "stale_token"]
+__all__ = [
+    "MAX_PRIORITY",
+    "NAMES",
+    "NO_PLACE",
+    "TIERS",
+    "Acquire",
+    "Permits",
+    "Token",
+    "check_priority",
+    "owner",
+    "stale_token",
+]
 
-MAX_PRIORITY = 255
-TIERS = (0, 1, 2)
-"""The tiers that have a name of their own."""
-NAMES = {"realtime": 0, "interactive": 1, "batch": 2}
 NO_PLACE = -2
 """The index of a waiter who found too many in line."""
 
-_BUG = "; this is a bug in relay"
+_SLOT = (1 << SLOT_BITS) - 1
 
 
-def stale_token(action: str) -> StaleToken:
-    """The error for any use of a token after its lease has ended."""
-    return StaleToken(
-        f"cannot {action} this token: its lease has ended (released before, or handed on); acquire a new one"
-    )
-
-
-def check_priority(priority: object) -> int:
-    """Return a priority, given as an int of 0 to 255 or by name, as an int.
-
-    Raises:
-        TypeError: It is neither an int nor a str.
-        ValueError: It is out of range, or no name of a tier.
-    """
-    if isinstance(priority, str):
-        if priority.lower() not in NAMES:
-            raise ValueError(
-                f"unknown priority {priority!r}; use one of {', '.join(NAMES)}, or a number from 0 to {MAX_PRIORITY}"
-            )
-        return NAMES[priority.lower()]
-    if not isinstance(priority, int):
-        raise TypeError(f"priority must be an int from 0 to 255 or a name, got {type(priority).__name__}")
-    if not 0 <= priority <= MAX_PRIORITY:
-        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {priority}")
-    return int(priority)
-
-
-def _size(name: str, value: int, least: int) -> int:
-    value = as_int64(name, value)
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if value > MAX_SLOTS:
-        raise ValueError(f"{name} must be at most {MAX_SLOTS}, got {value}")
-    return value
-
-
-class Token:
-    """A permit to use compute: the lease of one slot of a pool.
-
-    A token is itself a context manager that releases it. Made by a pool, never directly.
-    """
-
-    __slots__ = ("_handle", "_permits", "priority")
-
-    priority: int
-    """The priority it was acquired at."""
-
-    def __init__(self, permits: Permits, handle: int, priority: int) -> None:
-        self._permits = permits
-        self._handle = handle
-        self.priority = priority
-
-    @property
-    def handle(self) -> int:
-        """The slot and the lease it was given for, as one int; grows with every lease of a slot."""
-        return self._handle
-
-    @property
-    def held(self) -> bool:
-        """True until the lease ends."""
-        return self._permits.holds(self)
-
-    def release(self) -> None:
-        """Give the token back. If somebody waits, it is theirs when this returns.
-
-        Raises:
-            StaleToken: The lease has ended already.
-        """
-        self._permits.release(self)
-
-    def __enter__(self) -> Token:
-        if not self.held:
-            raise stale_token("use")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._permits.release(self)
-
-    def __repr__(self) -> str:
-        return f"<Token priority={self.priority} {'held' if self.held else 'released'}>"
-
-
-class Permits:
+class Permits(Ledger):
     """The core of a token pool.
 
+    Subclasses override the hooks, whose names begin with an underscore; none is called in the middle of a change.
+
     Args:
-        capacity: Tokens in all.
-        floors: For each tier with reserved tokens ``(tier, count)``: that many tokens are kept for requests of that
-            tier. A priority that is neither named here nor one of 0, 1 and 2 belongs to the nearest of these below it.
+        capacity: Units in all.
+        floors: For each tier with reserved units ``(tier, count)``: that many are kept for requests of that tier. A
+            priority that is neither named here nor one of 0, 1 and 2 belongs to the nearest of these below it.
         max_waiting: How many may wait at once.
+        max_capacity: What `resize` may raise the capacity to; 0 for `capacity`.
+        allowance_ns: For each of the 256 priorities, how long one of its requests may be overtaken; empty for no time.
+        overdue_every: One grant in so many goes to the oldest waiter past its allowance; 0 for none.
+        weights: Shares of the tenants inside a tier; None to go by key alone.
+        weight: The share of tenants that `weights` does not name.
+        caps: The most units a tenant may hold.
+        cap: The same for tenants that `caps` does not name; -1 for no limit.
+        heartbeat_ns: Leases that do not name their own end so long after their last beat; 0 for never.
+        grace_ns: How long a revoked holder may take to give its token back.
+        now_ns: The clock; None for the machine's monotonic one. It must not call the pool.
 
     Raises:
         ValueError: A size is out of range, the floors exceed the capacity, or name one tier twice.
     """
 
-    __slots__ = (
-        "_arena", "_call", "_floor", "_group", "_heaps", "_held", "_idle_waiters", "_parked", "_unfilled",
-        "_unfilled_total", "capacity", "closed", "granted", "max_waiting", "waiting",
-    )  # fmt: skip
+    __slots__ = ()
 
-    def __init__(self, capacity: int, floors: tuple[tuple[int, int], ...] = (), max_waiting: int = 10_000) -> None:
-        capacity, max_waiting = _size("capacity", capacity, 1), _size("max_waiting", max_waiting, 0)
-        named = sorted((check_priority(tier), _size("a reserved count", count, 0)) for tier, count in floors)
-        reserved = sum(count for _, count in named)
-        if reserved > capacity:
-            raise ValueError(
-                f"reserved tokens come to {reserved}, but the pool has only {capacity}; "
-                "reserve fewer or raise the capacity"
-            )
-        if len(dict(named)) < len(named):
-            raise ValueError("tokens are reserved twice for one priority; name each priority once")
-        self._group = [0] * (MAX_PRIORITY + 1)
-        for index, (tier, _) in enumerate(named, start=1):
-            above = [other for other in (*TIERS, *dict(named)) if other > tier]
-            for priority in range(tier, min(above, default=MAX_PRIORITY + 1)):
-                self._group[priority] = index
-        self._floor = [0] + [count for _, count in named]
-        self._held = [0] * len(self._floor)
-        self._unfilled = list(self._floor)
-        self._unfilled_total = reserved
-        self._arena = Arena(capacity)
-        self._heaps = [PriorityHeap(max(max_waiting, 1)) for _ in self._floor]
-        self._parked: list[Any] = [None] * max_waiting
-        self._idle_waiters = list(range(max_waiting))
-        self._call = _Call(self)
-        self.capacity = capacity
-        self.max_waiting = max_waiting
-        self.waiting = 0
-        self.granted = 0
-        self.closed = False
+    def __init__(
+        self,
+        capacity: int,
+        floors: tuple[tuple[int, int], ...] = (),
+        max_waiting: int = 10_000,
+        max_capacity: int = 0,
+        allowance_ns: Sequence[int] = (),
+        overdue_every: int = 0,
+        weights: Mapping[str | None, float] | None = None,
+        weight: float = 1.0,
+        caps: Mapping[str, int] | None = None,
+        cap: int = -1,
+        heartbeat_ns: int = 0,
+        grace_ns: int = NS,
+        now_ns: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(
+            capacity, floors, max_waiting, max_capacity, allowance_ns, overdue_every, weights, weight, caps, cap,
+            heartbeat_ns, grace_ns, now_ns,
+        )  # fmt: skip
 
-    def try_acquire(self, priority: int | str = 1) -> Token | None:
+    # Taking.
+
+    def try_acquire(
+        self, priority: int | str = 1, cost: int = 1, tenant: str | None = None, heartbeat_ns: int = -1
+    ) -> Token | None:
         """Take a token if one is free for this priority, else return None at once.
 
         Args:
             priority: 0 is the most urgent, 255 the least; or the name of a tier.
+            cost: Units it holds.
+            tenant: On whose account.
+            heartbeat_ns: The lease ends so long after its last beat; 0 for never, -1 for the pool's own.
 
         Raises:
-            TypeError: `priority` is neither an int nor a name.
-            ValueError: `priority` is out of range.
+            TypeError: An argument is of the wrong type.
+            ValueError: An argument is out of range.
+            TooLarge: The pool can never give so many units to this tier; also a ValueError.
+            Overloaded: The tenant may never hold so many.
             Closed: The pool is closed.
         """
-        priority = check_priority(priority)
-        with self._call:
-            if self.closed:
-                raise Closed("the pool is closed; no more tokens are given out")
-            return self._take(priority)
+        level, cost, tenant = check_priority(priority), check_size("cost", cost, 1), check_tenant(tenant)
+        heartbeat_ns = self.heartbeat_ns if heartbeat_ns == -1 else as_int64("heartbeat_ns", heartbeat_ns)
+        with self._guard:
+            token = self._take(level, cost, tenant, heartbeat_ns)
+        if token is not None and self.traced:
+            self._trace(token)
+        return token
 
-    def acquire_or_join(self, priority: int | str, key: int, waiter: Any) -> Token | None:
+    def acquire(
+        self,
+        priority: int | str = 1,
+        *,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        heartbeat: float | None = None,
+        retry: Any = None,
+    ) -> Token:
+        """Take a token: at once if one is free, else as the hook `_wait` does."""
+        if heartbeat is None and retry is None and needs_no_look(timeout):
+            token = self.try_acquire(priority, cost, tenant)
+            if token is not None:
+                return token
+        return self._wait(priority, timeout, cost, tenant, heartbeat, retry)
+
+    def acquire_async(
+        self,
+        priority: int | str = 1,
+        *,
+        timeout: float | None = None,
+        cost: int = 1,
+        tenant: str | None = None,
+        heartbeat: float | None = None,
+        retry: Any = None,
+    ) -> Coroutine[Any, Any, Token]:
+        """As `acquire`, for coroutines. A cancelled wait loses no token."""
+        if retry is not None:
+            return self._wait_async(priority, timeout, cost, tenant, heartbeat, retry)
+        return Acquire(self, priority, timeout, cost, tenant, heartbeat)
+
+    def acquire_or_join(
+        self,
+        priority: int | str,
+        key: int | None,
+        waiter: Any,
+        cost: int = 1,
+        tenant: str | None = None,
+        heartbeat_ns: int = -1,
+        arrival_ns: int = -1,
+    ) -> Token | None:
         """Take a token, or stand in line as `waiter`, in one step.
 
         Args:
             priority: As for `try_acquire`.
-            key: The order among waiters; smaller first, equal keys of tiers that share a floor in order of arrival.
-            waiter: Any object with the attributes ``index`` and ``priority``, set here, and ``token``, None until one
-                is granted. ``_deliver(waiter)`` of the pool is called after the grant, outside the lock.
+            key: The order among waiters; smaller first, equal keys in order of arrival. None for the tier, then the
+                arrival + its allowance.
+            waiter: Any object with the attributes ``index``, set here, and ``token``, None until one is granted.
+                ``_deliver(waiter)`` of the pool is called after the grant.
+            cost, tenant, heartbeat_ns: As for `try_acquire`.
+            arrival_ns: When the request first came; -1 for now.
 
         Returns:
             The token, which ``waiter.token`` is too, or None: then ``waiter.index`` is its place while it stands in
             line, -1 from then on, and `NO_PLACE` if too many wait already.
 
         Raises:
-            TypeError, ValueError, OverflowError, Closed: As `try_acquire`; `key` is an int of 64 bits.
+            As `try_acquire`; OverflowError: `key` is no int of 64 bits.
         """
-        priority, key = check_priority(priority), as_int64("key", key)
-        waiter.priority = priority
-        with self._call:
-            if self.closed:
-                raise Closed("the pool is closed; no more tokens are given out")
-            token = self._take(priority)
+        level, cost, tenant = check_priority(priority), check_size("cost", cost, 1), check_tenant(tenant)
+        if key is not None:
+            key = as_int64("key", key)
+        heartbeat_ns = self.heartbeat_ns if heartbeat_ns == -1 else as_int64("heartbeat_ns", heartbeat_ns)
+        arrival_ns = as_int64("arrival_ns", arrival_ns)
+        if not self.ready:
+            self._get_ready()
+        waiter.index = -1
+        with self._guard:
+            token = self._take(level, cost, tenant, heartbeat_ns, key, arrival_ns)
             if token is not None:
                 waiter.token = token
-                return token
-            if not self._idle_waiters:
+            elif not self._idle:
                 waiter.index = NO_PLACE
-                return None
-            waiter.index = index = self._idle_waiters.pop()
-            self._parked[index] = waiter
-            self._heaps[self._group[priority]].push(key, index)
-            self.waiting += 1
-            return None
+            else:
+                self._stand(self._idle.pop(), waiter, level, key, cost, tenant, heartbeat_ns, arrival_ns)
+        return token
 
     def leave(self, waiter: Any) -> Token | None:
         """Leave the line.
@@ -218,62 +196,278 @@ class Permits:
             None if the waiter left empty-handed, else the token it had been granted meanwhile; the caller must keep it
             or release it.
         """
-        with self._call:
+        with self._guard:
             if waiter.index >= 0:
-                self._remove(waiter)
+                self._step_out(waiter)
             token: Token | None = waiter.token
             return token
 
+    def abandon(self, waiter: Any) -> None:
+        """As `leave`, and a token granted meanwhile goes on to the next. Safe to call from a finaliser."""
+        with self._guard:
+            if self._guard.depth > 1:
+                self._guard.late.append(waiter)
+            else:
+                self._give_up(waiter)
+
+    def lift(self, waiter: Any, priority: int | str, key: int | None = None) -> bool:
+        """Let a waiter stand in another tier's line, as the early or late comer it is; the one it asked for undoes it.
+
+        Args:
+            waiter: Who; one that has left the line is left alone.
+            priority: The tier.
+            key: The key to order it by; None for that of the built-in policies.
+
+        Returns:
+            False if it does not stand in line.
+
+        Raises:
+            As `acquire_or_join`.
+        """
+        level = check_priority(priority)
+        if key is not None:
+            key = as_int64("key", key)
+        with self._guard:
+            if waiter.index < 0:
+                return False
+            place = self._places[waiter.index]
+            assert place is not None
+            if place.cost <= self._budget.most(level):
+                self._lines.lift(place, level, self._lines.key(level, place.arrival_ns) if key is None else key)
+                self._serve()
+            return True
+
+    # Giving back.
+
     def release(self, token: Token) -> None:
-        """Take `token` back and hand it to the most urgent eligible waiter, if there is one.
+        """Take `token` back and hand what it frees to those whose turn it is.
 
         Raises:
             StaleToken: Its lease has ended.
             TypeError: It is no token.
             ValueError: It belongs to another pool.
         """
-        if not isinstance(token, Token):
-            raise TypeError(f"token must be a Token, got {type(token).__name__}")
-        if token._permits is not self:
-            raise ValueError("this token belongs to another pool; call token.release(), which knows its own")
-        with self._call:
-            if not self._arena.live(token._handle):
-                raise stale_token("release")
-            if self._call.depth > 1:
-                self._call.late.append(token)
-                return
-            waiter = self._take_back(token)
-        self._pass_on(waiter)
+        self._give_back(token, None)
+
+    def exit(self, token: Token, kind: type[BaseException] | None = None) -> None:
+        """As `release`, at the end of a block; in the child of a fork, tokens of the parent are let go silently.
+
+        Args:
+            token: The token.
+            kind: What the block raised: an `Exception` counts as work that failed.
+        """
+        if token._handle >> SLOT_BITS >= self._first_generation:
+            self._give_back(token, kind)
+
+    def drop(self, handle: int) -> None:
+        """Note that a token has been thrown away; if it was held, it comes back with the next call or soon. Safe to
+        call from a finaliser, at any moment."""
+        if self._arena.live(handle):
+            self._guard.late.append(~handle)
+            self._nudge()
+
+    def collect(self) -> None:
+        """Take back what was thrown away, and wake whoever is still to be woken."""
+        with self._guard:
+            pass
 
     def holds(self, token: Token) -> bool:
         """True while the lease of `token`, one of this pool's, lasts."""
         if not isinstance(token, Token):
             raise TypeError(f"token must be a Token, got {type(token).__name__}")
-        with self._call:
-            return token._permits is self and self._arena.live(token._handle)
+        return token._permits is self and self._arena.live(token._handle)
 
-    def shut(self) -> list[Any]:
-        """Refuse all further calls and return those who waited; tokens already held stay valid."""
-        with self._call:
+    def state_of(self, token: Token) -> str:
+        """``"busy"``, ``"revoked"`` or ``"released"``."""
+        if not self.holds(token):
+            return "released"
+        state = self._state(token._handle)
+        if not self._arena.live(token._handle):
+            return "released"  # meanwhile
+        return "busy" if state == BUSY else "revoked"
+
+    def adopt(self, token: Token) -> None:
+        """From now on `owner()` counts as who acquired `token`."""
+        self._own(token)
+        with self._guard:
+            if self._arena.live(token._handle):
+                self._arena.key[token._handle & _SLOT] = owner()
+
+    # Leases that end without a beat.
+
+    def beat(self, token: Token) -> None:
+        """Note that the holder of `token` is alive.
+
+        Raises:
+            TokenRevoked: The token has been asked back.
+            StaleToken, TypeError, ValueError: As `release`.
+        """
+        self._own(token)
+        now_ns = self._now_ns()
+        with self._guard:
+            if not self._arena.live(token._handle):
+                raise stale_token("beat for")
+            if self._state(token._handle) != BUSY:
+                raise revoked_token()
+            self._arena.ready_ns[token._handle & _SLOT] = now_ns
+
+    def expire(self, stretch: float = 1.0) -> tuple[list[Token], list[Token]]:
+        """Revoke the leases that have missed their beat, and end those whose grace time is over.
+
+        Args:
+            stretch: Beats may be late by this factor.
+
+        Returns:
+            Tokens revoked now, and tokens ended now. They are views: to drop them means nothing.
+        """
+        now_ns = self._now_ns()
+        arena, revoked, fenced = self._arena, list[Token](), list[Token]()
+        with self._guard:
+            for slot in self._leases.due(now_ns):
+                handle = self._handle(slot)
+                if self._state(handle) != BUSY:
+                    fenced.append(self._view(handle))
+                    arena.arrival_ns[slot] = FAILED
+                    self._end(handle)
+                    continue
+                due_ns = arena.ready_ns[slot] + int(min(arena.commit_ns[slot] * stretch, FOREVER_NS))
+                if due_ns > now_ns:
+                    self._leases.arm(slot, due_ns)
+                else:
+                    self._ask_back(handle, now_ns + self.grace_ns)
+                    revoked.append(self._view(handle))
+            self._serve()
+        return revoked, fenced
+
+    def revoke(self, token: Token) -> bool:
+        """Ask a token back: its holder has the grace time to release it, and the lease ends then in any case.
+
+        Returns:
+            False if it has been asked back already, or its lease has ended.
+        """
+        self._own(token)
+        now_ns = self._now_ns()
+        with self._guard:
+            if not self._arena.live(token._handle) or self._state(token._handle) != BUSY:
+                return False
+            self._ask_back(token._handle, now_ns + self.grace_ns)
+        return True
+
+    def next_lease_ns(self) -> int | None:
+        """When `expire` is to be called next, or None."""
+        with self._guard:
+            return self._leases.next_ns()
+
+    # The whole.
+
+    def resize(self, capacity: int) -> None:
+        """Change the capacity. Tokens that are held stay valid; after a cut none is granted before enough came back.
+        Reserved units shrink in proportion.
+
+        Raises:
+            ValueError: `capacity` is not from 1 to max_capacity.
+        """
+        capacity = check_size("capacity", capacity, 1)
+        if capacity > self.max_capacity:
+            raise ValueError(
+                f"capacity {capacity} is more than max_capacity {self.max_capacity}; "
+                "make the pool with a larger max_capacity"
+            )
+        with self._guard:
+            self._budget.resize(capacity)
+            self._serve()
+
+    def advance(self) -> int:
+        """Start a new epoch; tokens granted from now on carry its number, which is returned."""
+        with self._guard:
+            self.epoch += 1
+            return self.epoch
+
+    def seal(self) -> None:
+        """Refuse all newcomers; those who wait are still served."""
+        with self._guard:
             self.closed = True
-            left = [waiter for waiter in self._parked if waiter is not None]
-            for waiter in left:
-                self._remove(waiter)
-            return left
+
+    def shut(self) -> None:
+        """Refuse all newcomers and send away those who wait, with no token; tokens already held stay valid."""
+        with self._guard:
+            self.closed = True
+            for place in [place for place in self._places if place is not None]:
+                self._remove(place.waiter.index)
+                self._to_wake.append(place.waiter)
+                self._budget.settle(place.tenant)
+
+    def start_over(self) -> None:
+        """In the child of a fork: nobody holds a token or waits, and every handle from before is stale."""
+        for place in self._places:
+            if place is not None:
+                place.waiter.index = -1
+        generations = [word >> 8 for word in self._arena.word._words]
+        self._build(self._budget.capacity, max(generations) + 1)
+
+    # Looking.
+
+    @property
+    def capacity(self) -> int:
+        """Units in all."""
+        return self._budget.capacity
 
     @property
     def held(self) -> int:
-        """Tokens held now."""
-        return len(self._arena)
+        """Units held now."""
+        return self._budget.held
 
     @property
     def free(self) -> int:
-        """Tokens free now, reserved ones included."""
-        return self.capacity - len(self._arena)
+        """Units free now, reserved ones included; 0 while more are held than there are after a cut."""
+        return max(0, self._budget.free)
 
     def __len__(self) -> int:
         """Tokens held now."""
         return len(self._arena)
+
+    def tokens(self) -> list[Token]:
+        """Views of all tokens held now; to drop them means nothing."""
+        with self._guard:
+            return [self._view(handle) for handle in self._handles()]
+
+    def owned(self, who: int) -> int:
+        """How many tokens somebody, named by `owner()`, has acquired and still holds."""
+        with self._guard:
+            return sum(self._arena.key[handle & _SLOT] == who for handle in self._handles())
+
+    def most_urgent(self) -> int:
+        """The most urgent tier that waits, or -1."""
+        with self._guard:
+            return min((line.level for line in self._lines), default=-1)
+
+    def by_tier(self) -> dict[int, tuple[int, int, int]]:
+        """For each tier with any of these: units held, requests waiting, units reserved."""
+        with self._guard:
+            found: dict[int, list[int]] = {}
+            for tier, _ in self._floors:
+                found[tier] = [0, 0, self._budget.floor[self._budget.group[tier]]]
+            for handle in self._handles():
+                slot = handle & _SLOT
+                found.setdefault(self._arena.group[slot], [0, 0, 0])[0] += self._arena.cost[slot]
+            for line in self._lines:
+                found.setdefault(line.level, [0, 0, 0])[1] += len(line.waiters)
+            return {level: (held, waiting, kept) for level, (held, waiting, kept) in sorted(found.items())}
+
+    def by_tenant(self) -> dict[str, tuple[int, int, int]]:
+        """For each tenant that holds or waits: units held, requests waiting, its cap or -1."""
+        with self._guard:
+            tenants = self._budget.tenants.items()
+            return {name: (one.held, one.waiting, one.cap) for name, one in tenants if name is not None}
+
+    def predict_ns(self, priority: int | str = 1, cost: int = 1) -> int:
+        """How long a newcomer would wait, by the rate at which units came back lately, or -1 if that is not known."""
+        level, cost = check_priority(priority), check_size("cost", cost, 1)
+        with self._guard:
+            if self._rate_units <= 0 or self._rate_ns <= 0:
+                return -1
+            ahead = sum(self._lines.units[: level + 1]) + cost - self._budget.free
+            return int(min(max(0, ahead) / self._rate_units * self._rate_ns, FOREVER_NS))
 
     def check(self) -> None:
         """Recount everything.
@@ -281,114 +475,83 @@ class Permits:
         Raises:
             AssertionError: An invariant is broken, which is a bug in relay.
         """
-        with self._call:
-            self._arena.check()
-            for heap in self._heaps:
-                heap.check()
-            waiting = [w for w in self._parked if w is not None]
-            unfilled = [max(0, floor - held) for floor, held in zip(self._floor, self._held, strict=True)]
-            if unfilled != self._unfilled or sum(unfilled) != self._unfilled_total or self.free < sum(unfilled):
-                raise AssertionError("reserved tokens miscounted" + _BUG)
-            if sum(self._held) != len(self._arena):
-                raise AssertionError("held tokens miscounted" + _BUG)
-            if not len(waiting) == self.waiting == sum(len(heap) for heap in self._heaps):
-                raise AssertionError("waiters miscounted" + _BUG)
-            if self.waiting + len(self._idle_waiters) != self.max_waiting:
-                raise AssertionError("waiter places miscounted" + _BUG)
-            if self._next_waiter(self.free) >= 0:
-                raise AssertionError("an eligible waiter waits beside a free token" + _BUG)
+        with self._guard:
+            self._check()
 
-    def _deliver(self, waiter: Any) -> bool:
-        """Wake a waiter that has just been granted a token; the pool overrides this. False if it will never wake."""
-        return True
+    def _give_back(self, token: Token, kind: type[BaseException] | None) -> None:
+        self._own(token)
+        with self._guard:
+            if not self._arena.live(token._handle):
+                raise stale_token("release")
+            if kind is not None:
+                self._arena.arrival_ns[token._handle & _SLOT] = FAILED if issubclass(kind, Exception) else UNUSED
+            if self._guard.depth > 1:
+                self._guard.late.append(token._handle)
+            else:
+                self._end(token._handle)
+                self._serve()
 
-    def _take_back(self, token: Token) -> Any:
-        """End a lease; the waiter who has been given the token, or None."""
-        self._count(token.priority, -1)
-        index = self._next_waiter(self.free + 1)
-        if index < 0:
-            self._arena.release(token._handle)
-            return None
-        waiter = self._parked[index]
-        self._remove(waiter)
-        waiter.token = self._give(self._arena.hand_over(token._handle), waiter.priority)
-        return waiter
+    def _own(self, token: Token) -> None:
+        if not isinstance(token, Token):
+            raise TypeError(f"token must be a Token, got {type(token).__name__}")
+        if token._permits is not self:
+            raise ValueError("this token belongs to another pool; call token.release(), which knows its own")
 
-    def _pass_on(self, waiter: Any) -> None:
-        """Wake the one who has been given a token; if it never will, the next gets it."""
-        while waiter is not None and not self._deliver(waiter):
-            with self._call:
-                if not self._arena.live(waiter.token._handle):
-                    return  # it has been finalised meanwhile, and has released the token itself
-                waiter = self._take_back(waiter.token)
+    # Hooks.
 
-    def _take(self, priority: int) -> Token | None:
-        if not self._eligible(self._group[priority], self.free):
-            return None
-        return self._give(self._arena.lease(busy=True), priority)
+    def _wait(
+        self, priority: int | str, timeout: float | None, cost: int, tenant: str | None, heartbeat: float | None,
+        retry: Any,
+    ) -> Token:  # fmt: skip
+        """Wait for a token on this thread, or with retries."""
+        raise NotImplementedError
 
-    def _give(self, handle: int, priority: int) -> Token:
-        self._count(priority, 1)
-        self.granted += 1
-        return Token(self, handle, priority)
+    def _wait_async(
+        self, priority: int | str, timeout: float | None, cost: int, tenant: str | None, heartbeat: float | None,
+        retry: Any,
+    ) -> Coroutine[Any, Any, Token]:  # fmt: skip
+        """Wait for a token on a loop, with retries."""
+        raise NotImplementedError
 
-    def _eligible(self, group: int, free: int) -> bool:
-        return free - (self._unfilled_total - self._unfilled[group]) > 0
+    def _limit_ns(self, timeout: float | None) -> int:
+        """A time limit in ns, -1 for none; ValueError."""
+        raise NotImplementedError
 
-    def _count(self, priority: int, by: int) -> None:
-        group = self._group[priority]
-        self._held[group] += by
-        unfilled = max(0, self._floor[group] - self._held[group])
-        self._unfilled_total += unfilled - self._unfilled[group]
-        self._unfilled[group] = unfilled
+    def _beats_ns(self, heartbeat: float | None) -> int:
+        """A heartbeat in ns, -1 for the pool's own; ValueError."""
+        raise NotImplementedError
 
-    def _next_waiter(self, free: int) -> int:
-        """The most urgent waiter who may take one of `free` tokens, or -1."""
-        best, best_key = -1, 0
-        if not self.waiting:
-            return best
-        for group, heap in enumerate(self._heaps):
-            if len(heap) and self._eligible(group, free):
-                index = heap.peek()
-                key = heap.key_of(index)
-                if best < 0 or key < best_key:
-                    best, best_key = index, key
-        return best
+    def _join(
+        self, waiter: Any, priority: int | str, cost: int, tenant: str | None, heartbeat_ns: int, arrival_ns: int
+    ) -> Token | None:
+        """`acquire_or_join`, or an error where it is no use to wait; overridden where `custom` is set."""
+        token = self.acquire_or_join(priority, None, waiter, cost, tenant, heartbeat_ns, arrival_ns)
+        if waiter.index == NO_PLACE:
+            self._refuse(check_priority(priority), cost)
+        return token
 
-    def _remove(self, waiter: Any) -> None:
-        index = waiter.index
-        self._heaps[self._group[waiter.priority]].remove(index)
-        self._parked[index] = None
-        self._idle_waiters.append(index)
-        waiter.index = -1
-        self.waiting -= 1
+    def _get_ready(self) -> None:
+        """Somebody may be about to wait, and `ready` is not set."""
+        self.ready = True
 
+    def _arm(self, waiter: Any, limit_ns: int) -> None:
+        """Wake a waiter so many ns from now."""
+        raise NotImplementedError
 
-class _Call:
-    """Lets one call at a time, and one thread, change a pool.
+    def _left(self, waiter: Any) -> None:
+        """A waiter has left the line; called where it was armed, or `custom` is set."""
+        raise NotImplementedError
 
-    A finaliser may run in the middle of a call, on the same thread, and release a token: that waits in `late` until the
-    call ends.
-    """
+    def _refuse(self, priority: int, cost: int) -> None:
+        """Raise for one who found too many in line."""
+        raise NotImplementedError
 
-    __slots__ = ("_lock", "_permits", "depth", "late")
+    def _empty_handed(self, priority: int | str, timeout: float | None) -> Exception:
+        """The error for one who has waited in vain."""
+        raise NotImplementedError
 
-    def __init__(self, permits: Permits) -> None:
-        self._permits = permits
-        self._lock = threading.RLock()
-        self.depth = 0
-        self.late: list[Token] = []
+    def _trace(self, token: Token) -> None:
+        """A token has been granted, while `traced` is set."""
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        self.depth -= 1
-        late: list[Token] = []
-        if self.late and not self.depth:
-            late, self.late = self.late, late
-        self._lock.release()
-        for token in late:
-            with contextlib.suppress(StaleToken):
-                self._permits.release(token)
+    def _nudge(self) -> None:
+        """Something has been thrown away: see to it that `collect` is called soon. Called from finalisers."""

@@ -33,6 +33,7 @@ class RequestQueue(Requests):
         max_length: The longest row of input ids.
         wake: Called when a request has become ready while a lane was parked; that lane counts as awake from then on.
             Called outside the lock, on the thread that made the request ready.
+        generation: The first generation of each slot, as for `Arena`.
 
     Attributes:
         arena: The slots themselves, for `batch.gather`.

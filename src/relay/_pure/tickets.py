@@ -26,13 +26,16 @@ _Waiter = tuple[_Loop, "asyncio.Future[Any]"] | Callable[[], object]
 
 class _Desk(Protocol):
     open: set[Any]
+    forked: bool
+
+    def end_forked(self, ticket: Any) -> None: ...
 
 
 class TicketBase:
     """What a ticket holds.
 
     Args:
-        desk: Whoever made it; has the set ``open`` of unsettled tickets.
+        desk: Whoever made it; has the set ``open`` of unsettled tickets, and is `forked` in a child.
         item: The caller's item.
         priority: 0 to 255.
         arrival_ns: When it was made.
@@ -76,6 +79,8 @@ class TicketBase:
 
     def _attach(self, waiter: _Waiter) -> None:
         """Enters a waiter: a pair of loop and future, or a callable. One that comes too late is served at once."""
+        if self._desk.forked and not self._done:
+            self._desk.end_forked(self)  # a thread that the child has not was in the middle of settling it
         self._waiters.append(waiter)
         if self._done and self._detach(waiter):
             if type(waiter) is tuple:

@@ -1,0 +1,813 @@
+"""Relays and pools in Starlette and FastAPI applications: clients that leave, errors as answers, health, closing.
+
+Clients are played by hand (`receive` and `send`), so that it is known in which turn of the loop one leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import http.client
+import inspect
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.websockets import WebSocket
+
+from relay import errors
+from relay.integrations.asgi import install, until_disconnect
+
+if TYPE_CHECKING:
+    from both import Lab
+
+pytest_plugins = ["both"]
+
+Loops = Callable[[], asyncio.AbstractEventLoop]
+
+
+class Client:
+    """One request, its body in parts; the client leaves when told."""
+
+    def __init__(self, path: str = "/", *parts: bytes, whole: bool = True) -> None:
+        self.sent: list[Any] = []
+        self._parts = list(parts) or [b""]
+        self._whole = whole
+        self._gone = asyncio.Event()
+        self.scope: dict[str, Any] = {
+            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path,
+            "raw_path": path.encode(), "root_path": "", "query_string": b"", "server": ("127.0.0.1", 80),
+            "headers": [(b"content-type", b"application/json")],
+        }  # fmt: skip
+
+    def request(self) -> Request:
+        return Request(self.scope, self.receive)
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def receive(self) -> dict[str, Any]:
+        if self._parts:
+            part = self._parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(self._parts) or not self._whole}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def ends_as(coroutine: Awaitable[Any]) -> Any:
+    """What it returns, or the class of what it raises. The task must come out of it as if nobody had cancelled it."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        outcome = await coroutine
+    except Exception as error:
+        outcome = type(error)
+    assert task.cancelling() == 0
+    await turns(3)  # a cancel that was left over would be felt here
+    return outcome
+
+
+@pytest.fixture
+def run(lab: Lab, loops: Loops) -> Iterator[Callable[[Any], Any]]:
+    """Runs a coroutine; no task may be left, and none may have gone unheard."""
+    heard: list[Any] = []
+
+    async def main(coroutine: Any) -> Any:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+        result = await coroutine
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return result
+
+    def runner(coroutine: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a coroutine that nobody awaited
+            result = lab.run(loops, main(coroutine))
+            gc.collect()
+        return result
+
+    yield runner
+    assert not heard
+
+
+@pytest.fixture
+def pool(lab: Lab) -> Iterator[Any]:
+    pool = lab.TokenPool(1, clock=lab.clock())
+    yield pool
+    lab.package.testing.assert_idle(pool)
+    pool.close()
+
+
+# A client that leaves.
+
+
+def test_who_leaves_is_out_of_the_line_at_once(pool: Any, run: Any) -> None:
+    async def main() -> None:
+        held = pool.acquire()
+        clients = [Client() for _ in range(3)]
+        waits = [asyncio.ensure_future(until_disconnect(c.request(), pool.acquire_async())) for c in clients]
+        await turns(5)
+        assert pool.snapshot().waiting == 3
+        clients[0].leave()
+        await turns(5)
+        assert pool.snapshot().waiting == 2
+        assert await ends_as(waits[0]) is errors.RequestCancelled
+        held.release()
+        (await waits[1]).release()
+        (await waits[2]).release()
+
+    run(main())
+
+
+@pytest.mark.parametrize("what", ["leaves", "is cancelled"])
+def test_no_token_is_lost_in_whatever_turn_its_waiter_goes(pool: Any, run: Any, what: str) -> None:
+    async def handler(client: Client) -> str:
+        token = await until_disconnect(client.request(), pool.acquire_async())
+        with token:
+            await turns(20)
+        return "served"
+
+    async def goes(offset: int) -> Any:
+        """The first in line goes `offset` turns after the token is released."""
+        held = pool.acquire()
+        first, second = Client(), Client()
+        tasks = [asyncio.ensure_future(handler(first)), asyncio.ensure_future(handler(second))]
+        await turns(5)
+        for turn in range(-8, 8):
+            if turn == 0:
+                held.release()
+            if turn == offset and what == "leaves":
+                first.leave()
+            elif turn == offset:
+                tasks[0].cancel()
+            await turns(1)
+        outcome, other = await asyncio.gather(*tasks, return_exceptions=True)
+        assert other == "served"
+        pool.check()
+        assert (pool.snapshot().held, pool.snapshot().waiting) == (0, 0)
+        return outcome if outcome == "served" else type(outcome)
+
+    async def main() -> None:
+        outcomes = [await goes(offset) for offset in range(-7, 8)]
+        if what == "leaves":
+            assert outcomes[0] is errors.RequestCancelled and outcomes[-1] == "served"
+            assert set(outcomes) == {errors.RequestCancelled, "served"}
+        else:
+            assert set(outcomes) == {asyncio.CancelledError}
+
+    run(main())
+
+
+def test_a_result_and_a_leaving_client_in_any_order(run: Any) -> None:
+    async def leaves(offset: int) -> Any:
+        """The client leaves `offset` turns after the result is there."""
+        client, future = Client(), asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(ends_as(until_disconnect(client.request(), future)))
+        await turns(5)
+        for turn in range(-7, 7):
+            if turn == 0 and not future.done():
+                future.set_result("result")
+            if turn == offset:
+                client.leave()
+            await turns(1)
+        return await task
+
+    async def main() -> None:
+        outcomes = {offset: await leaves(offset) for offset in range(-6, 7)}
+        assert {outcomes[offset] for offset in range(7)} == {"result"}
+        assert set(outcomes.values()) == {"result", errors.RequestCancelled}
+
+    run(main())
+
+
+def test_a_time_limit_around_it_is_still_one(pool: Any, run: Any) -> None:
+    """Whoever cancels the handler, in the same turn as a token comes, has its cancel."""
+
+    async def handler(limit: asyncio.Timeout) -> None:
+        async with limit:
+            with await until_disconnect(Client().request(), pool.acquire_async()):
+                await turns(20)
+
+    async def main() -> None:
+        for offset in range(8):
+            held, limit = pool.acquire(), asyncio.timeout(None)
+            task = asyncio.ensure_future(ends_as(handler(limit)))
+            await turns(5)
+            held.release()
+            await turns(offset)
+            limit.reschedule(0)
+            assert await task is TimeoutError
+
+    run(main())
+
+
+def test_what_it_waits_for_has_ended_before_it_raises(run: Any) -> None:
+    events: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns(10)
+            events.append("cleaned up")
+
+    async def handler(client: Client, awaitable: Awaitable[Any]) -> None:
+        try:
+            await until_disconnect(client.request(), awaitable)
+        finally:
+            events.append("raised")
+
+    async def main() -> None:
+        for make in (work, lambda: asyncio.ensure_future(work()), lambda: asyncio.gather(work())):
+            for end in ("leave", "cancel", "cancel twice"):
+                client = Client()
+                task = asyncio.ensure_future(handler(client, make()))
+                await turns(5)
+                if end == "leave":
+                    client.leave()
+                else:
+                    task.cancel()
+                expected = errors.RequestCancelled if end == "leave" else asyncio.CancelledError
+                if end == "cancel twice":
+                    events.append("cleaned up")  # the second one cuts that short
+                    await turns(3)
+                    task.cancel()
+                with pytest.raises(expected):
+                    await task
+                assert events == ["cleaned up", "raised"]
+                events.clear()
+
+    run(main())
+
+
+def test_results_and_errors_come_through_as_they_are(run: Any) -> None:
+    error = KeyError("own")
+
+    async def work(outcome: Any) -> Any:
+        await turns(2)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def stubborn() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "all the same"
+
+    async def main() -> None:
+        outcome = object()
+        assert await until_disconnect(Client().request(), work(outcome)) is outcome
+        with pytest.raises(KeyError) as caught:
+            await until_disconnect(Client().request(), work(error))
+        assert caught.value is error
+        with pytest.raises(errors.AcquireTimeout):
+            await until_disconnect(Client().request(), work(errors.AcquireTimeout("late")))
+        with pytest.raises(asyncio.CancelledError):
+            await until_disconnect(Client().request(), work(asyncio.CancelledError()))
+        client = Client()
+        asyncio.get_running_loop().call_soon(client.leave)
+        assert await ends_as(until_disconnect(client.request(), stubborn())) == "all the same"
+        with pytest.raises(TypeError):
+            await until_disconnect(Client().request(), 3)  # type: ignore[arg-type]
+
+    run(main())
+
+
+def test_a_client_that_has_left_before(run: Any, pool: Any) -> None:
+    async def main() -> None:
+        client = Client()
+        client.leave()
+        with pool.acquire():
+            assert await ends_as(until_disconnect(client.request(), pool.acquire_async())) is errors.RequestCancelled
+
+    run(main())
+
+
+def test_a_broken_receive_leaves_the_work_alone(lab: Lab, loops: Loops) -> None:
+    async def receive() -> Any:
+        raise OSError("broken")
+
+    async def work() -> str:
+        await turns(5)
+        return "done"
+
+    async def main() -> str:
+        heard: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["exception"]))
+        request = Request(Client().scope, receive)
+        request._body = b"read before"
+        assert await until_disconnect(request, work()) == "done"
+        gc.collect()
+        assert [str(error) for error in heard] == ["broken"]  # it is not hidden either
+        return "done"
+
+    assert lab.run(loops, main()) == "done"
+
+
+def test_a_receive_that_tells_of_the_client_when_it_is_cancelled(run: Any) -> None:
+    async def receive() -> Any:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> str:
+        await turns(5)
+        return "done"
+
+    async def main() -> None:
+        request = Request(Client().scope, receive)
+        request._body = b"read before"
+        assert await ends_as(until_disconnect(request, work())) == "done"
+
+    run(main())
+
+
+# The body.
+
+
+@pytest.mark.parametrize("before", ["unread", "read", "streamed"])
+def test_the_body_is_not_swallowed(run: Any, before: str) -> None:
+    async def main() -> None:
+        client = Client("/", b"one ", b"two ", b"three")
+        request = client.request()
+        if before == "read":
+            await request.body()
+        elif before == "streamed":
+            assert [part async for part in request.stream()] == [b"one ", b"two ", b"three", b""]
+
+        async def work() -> bytes:
+            await turns(5)
+            return b"" if before == "streamed" else await request.body()
+
+        body = await until_disconnect(request, work())
+        assert body == (b"" if before == "streamed" else b"one two three")
+        if before != "streamed":
+            assert await request.body() == b"one two three"
+        client.leave()
+        assert await ends_as(until_disconnect(request, asyncio.Event().wait())) is errors.RequestCancelled
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "task", "ticket"])
+@pytest.mark.parametrize("what", ["leaves", "is cancelled"])
+def test_an_end_while_the_body_is_received(lab: Lab, run: Any, kind: str, what: str) -> None:
+    model = lab.model(held=True)
+    r = lab.start(model)
+
+    async def main() -> None:
+        plug = r.submit("plug")
+        model.wait_until_running()
+        client = Client("/", b"the first part", whole=False)
+        ticket = r.submit("item")
+        work = {"coroutine": r.run_async("item"), "ticket": ticket}
+        work["task"] = asyncio.ensure_future(asyncio.Event().wait())
+        task = asyncio.ensure_future(until_disconnect(client.request(), work[kind]))
+        await turns(5)
+        if what == "leaves":
+            client.leave()
+        else:
+            task.cancel()
+        with pytest.raises(errors.RequestCancelled if what == "leaves" else asyncio.CancelledError):
+            await task
+        assert ticket.done() is (kind == "ticket")
+        assert (inspect.getcoroutinestate(work["coroutine"]) == inspect.CORO_CLOSED) is (kind == "coroutine")
+        work["coroutine"].close()
+        await turns(2)
+        assert work["task"].cancelled() is (kind == "task")
+        work["task"].cancel()
+        await turns(2)
+        ticket.cancel()
+        model.free()
+        await plug
+
+    run(main())
+    lab.idle(r)
+    assert model.batches == [["plug"]]
+
+
+def test_a_ticket_is_cancelled_too(lab: Lab, run: Any) -> None:
+    model = lab.model(held=True)
+    r = lab.start(model)
+
+    async def main() -> None:
+        plug = r.submit("plug")
+        model.wait_until_running()
+        client = Client()
+        for make in (r.submit, r.run_async, lambda item: r.submit_many([item])):
+            task = asyncio.ensure_future(ends_as(until_disconnect(client.request(), make("item"))))
+            await turns(5)
+            assert r.snapshot().open > 1
+            client.leave()
+            assert await task is errors.RequestCancelled
+            assert r.snapshot().open == 1
+            client = Client()
+        model.free()
+        assert await until_disconnect(client.request(), r.submit("other")) == "other"
+        assert await plug == "plug"
+
+    run(main())
+    lab.idle(r)
+    assert ["item"] not in model.batches
+
+
+# In applications.
+
+
+async def wait_for_token(request: Request) -> PlainTextResponse:
+    with await until_disconnect(request, request.app.state.pool.acquire_async()):
+        return PlainTextResponse("served")
+
+
+def starlette_app() -> Starlette:
+    return Starlette(routes=[Route("/wait", wait_for_token, methods=["POST"])])
+
+
+def app_behind_middleware() -> Starlette:
+    async def passing(request: Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+    app = starlette_app()
+    app.add_middleware(BaseHTTPMiddleware, dispatch=passing)
+    return app
+
+
+def fastapi_app() -> Starlette:
+    fastapi = pytest.importorskip("fastapi")
+    app: Starlette = fastapi.FastAPI()
+
+    async def wait(request: Request, body: dict[str, Any]) -> str:
+        assert body == {}
+        with await until_disconnect(request, app.state.pool.acquire_async()):
+            return "served"
+
+    app.post("/wait")(wait)  # type: ignore[attr-defined]
+    return app
+
+
+APPS = [starlette_app, app_behind_middleware, fastapi_app]
+
+
+@pytest.mark.parametrize("make", APPS)
+def test_a5_five_leave_and_the_sixth_is_served(lab: Lab, run: Any, make: Callable[[], Starlette]) -> None:
+    pool = lab.TokenPool(1, max_waiting=5)
+    app = make()
+    app.state.pool = pool
+    install(app, pools=[pool])
+
+    async def main() -> None:
+        held = pool.acquire()
+        clients = [Client("/wait", b"{}") for _ in range(6)]
+        calls = [asyncio.ensure_future(app(c.scope, c.receive, c.send)) for c in clients]
+        await calls[5]
+        assert clients[5].status == 429  # one too many
+        assert pool.snapshot().waiting == 5
+        for client in clients:
+            client.leave()
+        await asyncio.gather(*calls[:5])
+        assert pool.snapshot().waiting == 0
+        assert {client.status for client in clients[:5] if client.sent} <= {499}
+        held.release()
+        last = Client("/wait", b"{}")
+        await app(last.scope, last.receive, last.send)
+        assert last.status == 200
+
+    run(main())
+    lab.package.testing.assert_idle(pool)
+    pool.close()
+
+
+@pytest.mark.parametrize("make", APPS)
+def test_over_a_socket(lab: Lab, make: Callable[[], Starlette]) -> None:
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("msgspec")
+    from relay.server.serve import listen, make_server
+
+    pool = lab.TokenPool(1)
+    app = make()
+    app.state.pool = pool
+    install(app, pools=[pool])
+    listening = threading.Event()
+    server = make_server(app, listening.set)
+    with listen("127.0.0.1", 0) as sock:
+        thread = lab.run_thread(lambda: server.run(sockets=[sock]))
+        assert listening.wait(30)
+        held = pool.acquire()
+        connections = [http.client.HTTPConnection("127.0.0.1", sock.getsockname()[1], timeout=30) for _ in range(3)]
+        for connection in connections:
+            connection.request("POST", "/wait", b"{}", {"content-type": "application/json"})
+        lab.in_line(pool, 3)
+        connections[0].close()
+        connections[1].close()
+        lab.in_line(pool, 1)
+        held.release()
+        assert connections[2].getresponse().status == 200
+        connections[2].close()
+        server.should_exit = True
+        thread.join(30)
+    assert pool.closed
+    lab.package.testing.assert_idle(pool)
+
+
+class Odd(errors.Overloaded):
+    """A user's own error."""
+
+
+ERRORS = [
+    (errors.Overloaded("full", reason="queue_full", retry_after=0.2), 429, "queue_full", "1"),
+    (Odd("odd", retry_after=1.01), 429, "", "2"),
+    (errors.Closed("closed", retry_after=3), 503, "", "3"),
+    (errors.Closed("closed", retry_after=float("inf")), 503, "", "86400"),
+    (errors.Closed("closed", retry_after=-1), 503, "", "1"),
+    (errors.TooLarge("large"), 413, "", None),
+    (errors.AcquireTimeout("late"), 503, "", None),
+    (errors.DeadlineExceeded("late"), 504, "", None),
+    (errors.BadOutput("bad"), 500, "", None),
+    (errors.RequestCancelled("gone"), 499, "", None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "reason", "retry_after"), ERRORS)
+def test_errors_are_answers(
+    error: errors.RelayError, status: int, reason: str, retry_after: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def threaded(request: Request) -> PlainTextResponse:
+        raise error
+
+    async def looped(request: Request) -> PlainTextResponse:
+        raise error
+
+    app = Starlette(routes=[Route("/threaded", threaded), Route("/looped", looped)])
+    install(app)
+    with TestClient(app) as client, caplog.at_level(logging.ERROR):
+        for path in ("/threaded", "/looped"):
+            answer = client.get(path)
+            assert answer.status_code == status
+            expected = {"message": str(error), "type": type(error).__name__, "reason": reason}
+            assert answer.json() == {"error": expected}
+            assert answer.headers.get("retry-after") == retry_after
+    assert len(caplog.records) == (2 if status == 500 else 0)
+
+
+def test_h3_an_error_text_with_a_lone_surrogate() -> None:
+    async def handler(request: Request) -> PlainTextResponse:
+        raise errors.TooLarge("no \ud800, but \U0001f600\0")
+
+    app = Starlette(routes=[Route("/", handler)])
+    install(app)
+    answer = TestClient(app).get("/")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (413, "no ?, but \U0001f600\0")
+
+
+def test_a_websocket_that_is_refused() -> None:
+    async def endpoint(socket: WebSocket) -> None:
+        raise errors.Overloaded("full", retry_after=2)
+
+    app = Starlette(routes=[WebSocketRoute("/ws", endpoint)])
+    install(app)
+    with (
+        TestClient(app) as client,
+        pytest.raises(WebSocketDenialResponse) as refused,
+        client.websocket_connect("/ws"),
+    ):
+        pass
+    assert (refused.value.status_code, refused.value.headers["retry-after"]) == (429, "2")
+
+
+def test_an_app_keeps_its_own_handlers() -> None:
+    async def handler(request: Request) -> PlainTextResponse:
+        raise errors.Closed("closed") if request.query_params else ValueError("own")
+
+    app = Starlette(
+        routes=[Route("/", handler)],
+        exception_handlers={
+            errors.RelayError: lambda request, error: PlainTextResponse("mine", 418),
+            ValueError: lambda request, error: PlainTextResponse("mine too", 419),
+        },
+    )
+    install(app)
+    assert TestClient(app).get("/?x=1").status_code == 418
+    assert TestClient(app).get("/").status_code == 419
+
+
+def test_def_handlers_wait_on_threads(lab: Lab) -> None:
+    pool = lab.TokenPool(1)
+
+    def handler(request: Request) -> PlainTextResponse:
+        with pool.lease(timeout=0):
+            return PlainTextResponse("served")
+
+    app = Starlette(routes=[Route("/", handler)])
+    install(app, pools=[pool])
+    with TestClient(app) as client:
+        assert client.get("/").text == "served"
+        with pool.lease():
+            answer = client.get("/")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "AcquireTimeout")
+
+
+# Health.
+
+
+def healths(client: TestClient) -> tuple[int, int]:
+    return client.get("/healthz").status_code, client.get("/readyz").status_code
+
+
+@pytest.mark.parametrize("unready_when_full", [False, True])
+def test_g2_a_full_queue(lab: Lab, unready_when_full: bool) -> None:
+    model = lab.model(held=True)
+    r, pool = lab.start(model, max_queue=2), lab.TokenPool(1, max_waiting=1, name="gpu")
+    app = Starlette()
+    install(app, [r], [pool], unready_when_full=unready_when_full)
+    full = (200, 503) if unready_when_full else (200, 200)
+    client = TestClient(app)
+    assert healths(client) == (200, 200)
+    tickets = lab.fill(r)
+    assert healths(client) == full
+    if unready_when_full:
+        assert client.get("/readyz").json() == {"status": "not ready", "why": {"relay": "full"}}
+    model.free()
+    for ticket in tickets:
+        ticket.result(30)
+    assert healths(client) == (200, 200)
+    with pool.lease():
+        assert healths(client) == (200, 200)  # the next one may wait
+        call = lab.call(pool.run, int)
+        lab.in_line(pool, 1)
+        assert healths(client) == full
+        if unready_when_full:
+            assert client.get("/readyz").json()["why"] == {"gpu": "full"}
+    call.result()
+    assert healths(client) == (200, 200)
+    pool.close()
+    lab.idle(r)
+
+
+def test_a_pool_in_which_nobody_may_wait_is_not_full_while_a_token_is_free(lab: Lab) -> None:
+    pool = lab.TokenPool(1, max_waiting=0)
+    app = Starlette()
+    install(app, pools=[pool], unready_when_full=True)
+    client = TestClient(app)
+    assert healths(client) == (200, 200)
+    with pool.lease():
+        assert healths(client) == (200, 503)
+    pool.close()
+
+
+def test_what_is_closed_is_not_ready_and_what_is_dead_is_not_alive(lab: Lab) -> None:
+    r, pool = lab.start(lab.model(), name="embedder"), lab.TokenPool(1, name="gpu")
+    app = Starlette()
+    install(app, [r], [pool])
+    client = TestClient(app)
+    assert client.get("/readyz").json() == {"status": "ok", "why": {}}
+    pool.drain(0)
+    assert healths(client) == (200, 503)
+    r.drain(30)
+    assert healths(client) == (200, 503)
+    assert client.get("/readyz").json() == {"status": "not ready", "why": {"embedder": "not ready", "gpu": "closed"}}
+    r.close()
+    assert healths(client) == (503, 503)
+    assert client.get("/healthz").json() == {"status": "unhealthy", "why": {"embedder": "unhealthy"}}
+    pool.close()
+
+
+def test_paths(lab: Lab) -> None:
+    app = Starlette(routes=[Mount("/", Starlette())])  # which has every path
+    install(app, healthz="/live", readyz="/internal/ready")
+    client = TestClient(app)
+    assert client.get("/live").status_code == client.get("/internal/ready").status_code == 200
+    assert client.head("/live").status_code == 200
+    assert client.get("/healthz").status_code == 404
+
+
+# Closing.
+
+
+class Part:
+    """Stands for a relay or a pool."""
+
+    def __init__(self, name: str, events: list[str], error: Exception | None = None) -> None:
+        self.name = name
+        self._events = events
+        self._error = error
+
+    def close(self) -> None:
+        self._events.append(self.name)
+        if self._error is not None:
+            raise self._error
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        self.close()
+
+
+def make_lifespan(events: list[str]) -> Any:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
+        events.append("start")
+        yield {"weights": 3}
+        events.append("stop")
+
+    return lifespan
+
+
+@pytest.mark.parametrize("kind", ["starlette", "fastapi"])
+def test_closing_comes_after_the_apps_own_end(kind: str) -> None:
+    events: list[str] = []
+    if kind == "fastapi":
+        app = pytest.importorskip("fastapi").FastAPI(lifespan=make_lifespan(events))
+    else:
+        app = Starlette(lifespan=make_lifespan(events))
+
+    async def state(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(request.state.weights))
+
+    app.add_route("/state", state)
+    relays: list[Any] = [Part("r1", events), Part("r2", events)]
+    pools: list[Any] = [Part("p1", events), Part("p2", events)]
+    install(app, relays, pools)
+    with TestClient(app) as client:
+        assert events == ["start"]
+        assert client.get("/state").text == "3"
+    assert events == ["start", "stop", "r1", "r2", "p1", "p2"]
+
+
+def test_all_are_closed_even_if_one_raises() -> None:
+    events: list[str] = []
+    first, second = RuntimeError("r1"), RuntimeError("p1")
+    relays: list[Any] = [Part("r1", events, first), Part("r2", events)]
+    pools: list[Any] = [Part("p1", events, second), Part("p2", events)]
+    app = Starlette(lifespan=make_lifespan(events))
+    install(app, relays, pools)
+    with pytest.raises(RuntimeError) as caught, TestClient(app):
+        pass
+    assert caught.value is second
+    assert events == ["start", "stop", "r1", "r2", "p1", "p2"]
+
+
+def test_all_are_closed_if_the_app_does_not_start(lab: Lab) -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        raise RuntimeError("no port")
+        yield
+
+    r, pool = lab.start(lab.model()), lab.TokenPool(1)
+    app = Starlette(lifespan=lifespan)
+    install(app, [r], [pool])
+    with pytest.raises(RuntimeError, match="no port"), TestClient(app):
+        pass
+    assert pool.closed and not r.ready
+
+
+def test_the_end_answers_what_runs_and_refuses_the_rest(lab: Lab) -> None:
+    r, pool = lab.start(lab.model()), lab.TokenPool(1)
+
+    async def handler(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(await until_disconnect(request, r.run_async(request.query_params["x"])))
+
+    app = Starlette(routes=[Route("/", handler)])
+    install(app, [r], [pool])
+    with TestClient(app) as client:
+        assert client.get("/?x=hello").text == "hello"
+    assert pool.closed and not r.ready
+    answer = TestClient(app).get("/?x=late")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "Closed")
+
+
+def test_installing_too_late() -> None:
+    app = Starlette()
+    TestClient(app).get("/")
+    with pytest.raises(RuntimeError, match="where the app is made"):
+        install(app)
+
+
+def test_without_starlette(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Starlette()
+    monkeypatch.setitem(sys.modules, "starlette.responses", None)
+    with pytest.raises(ImportError, match=r"relay-inference\[serve\]"):
+        install(app)
