@@ -13,39 +13,24 @@ import threading
 from relay._backend import heap, queue
 from relay.clock import Clock
 from relay.errors import Closed, Overloaded
+from relay.waiter import Waiter
 
 MAX_WAITING = 65_536
 
 
-class _Waiter:
-    """One who waits: a thread behind a lock, or a coroutine behind a future."""
+class _Waiter(Waiter):
+    """One who waits for room.
 
-    __slots__ = ("closed", "future", "gate", "index", "loop", "promised")
+    Attributes:
+        promised: A place is kept for it.
+        closed: The queue was closed while it waited.
+    """
+
+    __slots__ = ("closed", "promised")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.loop = loop
+        super().__init__(loop)
         self.promised = self.closed = False
-        self.index = -1
-        if loop is None:
-            self.gate = threading.Lock()
-            self.gate.acquire()
-        else:
-            self.future: asyncio.Future[None] = loop.create_future()
-
-    def wake(self) -> bool:
-        """False if its loop is closed, so that it never wakes."""
-        if self.loop is None:
-            self.gate.release()
-            return True
-        try:
-            self.loop.call_soon_threadsafe(self._wake_future)
-        except Exception:
-            return False
-        return True
-
-    def _wake_future(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
 
 
 class Room:

@@ -9,13 +9,13 @@ from relay._backend import permits as core
 
 
 class Waiter:
-    """Somebody who waits for a token, or for a pool to empty.
+    """Somebody who waits for a token, for a pool to empty, or for room in a queue.
 
     Args:
         loop: The loop of a coroutine; None for a thread, which parks at `gate`.
 
     Attributes:
-        index: Its place in the line, or -1: written by the core.
+        index: Its place in the line, or -1: written by who keeps the line.
         token: What it was given: written by the core.
         place: Where its time limit is noted: written by the pool.
     """
