@@ -15,6 +15,9 @@ from typing import TextIO, TypeVar
 import hypothesis
 import pytest
 
+# Before any test imports one of them, for pytest cannot rewrite what is loaded already.
+pytest.register_assert_rewrite("both", "pools", "collecting")
+
 T = TypeVar("T")
 
 LIMIT_S = 60.0

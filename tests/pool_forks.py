@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fork_kit import in_child
 from pool_stage import Bystander, Stage
-from test_fork import in_child
 
 from relay.errors import StaleToken
 

@@ -136,7 +136,7 @@ def test_empty_input_gives_an_empty_array(toy: Toy, tmp_path: Path) -> None:
 def test_progress_bar_tells_rows_rate_and_time_left(
     toy: Toy, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("tqdm")
+    pytest.importorskip("tqdm", reason="needs the extra hf")
     assert embed(lines, "-o", tmp_path / "out.npy", "--progress") == 0
     error = capsys.readouterr().err
     assert "100%|" in error and "3,000 rows, " in error and "rows/s [" in error
@@ -403,7 +403,7 @@ def test_cores_are_those_the_process_may_use() -> None:
 def test_every_command_has_arguments_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in cli.COMMANDS:
         if command == "serve":
-            pytest.importorskip("uvicorn")
+            pytest.importorskip("uvicorn", reason="needs the extra serve")
         with pytest.raises(SystemExit):
             main([command, "--help"])
         assert "--backend" in capsys.readouterr().out
@@ -411,7 +411,7 @@ def test_every_command_has_arguments_and_help(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.hf
 def test_real_model_matches_its_reference(shared: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs the extra hf")
     folder = shared / "data" / "reference"
     assert embed(folder / "embeddings_texts.jsonl", "-o", tmp_path / "out.npy") == 0
     np.testing.assert_allclose(

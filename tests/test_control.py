@@ -6,7 +6,6 @@ import gc
 import logging
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,13 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fork_kit import held_elsewhere, in_child
 
 from relay.control import Control
-from relay.controller import AIMD, PID, Fixed, Gradient, Sample, Step
+from relay.controller import AIMD, PID, Sample, Step
 from relay.errors import Closed
 from relay.testing import FakeClock
-
-pytest_plugins = ["both"]
 
 Reading = tuple[int, int, int, float | None, int, int]
 
@@ -355,107 +353,13 @@ def test_a11_a_child_is_not_controlled(clock: FakeClock, threads: Callable[[], l
     pool = StandIn()
     control = Control(pool, Step(), lambda: 0.9, 1.0, clock).start()
     clock.wait_for_sleepers(1)
-    taken, leave = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with control._stepping, control._resizing:  # by a thread that is not there in the child
-            taken.set()
-            leave.wait(30)
+    def child() -> None:
+        control.tick()
+        control.stop()
+        assert not control.alive and pool.sizes == [] and not control.start().alive
 
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert taken.wait(30)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(10)
-            control.tick()
-            control.stop()
-            code = 0 if not control.alive and pool.sizes == [] and not control.start().alive else 2
-        finally:
-            os._exit(code)
-    leave.set()
-    holder.join(30)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with held_elsewhere(control._stepping, control._resizing):
+        in_child(child)
     assert control.alive
     control.stop()
-
-
-# With the pool itself
-
-
-@pytest.fixture
-def controlled(lab: Any) -> Iterator[Callable[..., Any]]:
-    """Makes pools of one side."""
-    pools: list[Any] = []
-
-    def make(capacity: int, **options: Any) -> Any:
-        pools.append(lab.TokenPool(capacity, **options))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
-        pool.check()
-
-
-def let_step(lab: Any, clock: Any, control: Any) -> None:
-    """Let a second pass, and wait until the control has taken its step."""
-    before = control.last
-    clock.wait_for_sleepers(1)
-    clock.advance(1)
-    lab.wait_until(lambda: control.last is not before)
-    clock.wait_for_sleepers(1)
-
-
-def test_a_pool_grows_and_shrinks(lab: Any, controlled: Callable[..., Any]) -> None:
-    clock = lab.clock()
-    pool = controlled(10, max_capacity=12, clock=clock)
-    loads = [0.9, 0.9, 0.9, None, math.nan, 0.1]
-    control = pool.control(Step(below=0.3), lambda: loads.pop(0), every=1.0)
-    sizes = []
-    for _ in range(6):
-        let_step(lab, clock, control)
-        sizes.append(pool.capacity)
-    assert sizes == [11, 12, 12, 12, 12, 10]  # 12 less a tenth is 10.8, and rounded down
-    assert control.alive and control.last.limit == 12
-    pool.close()
-    lab.wait_until(lambda: not control.alive)
-
-
-def test_a_controlled_pool_tells_what_it_saw(lab: Any, controlled: Callable[..., Any]) -> None:
-    """Latency is from grant to release; a cut takes no token from its holder; a raise serves who waits."""
-    clock = lab.clock()
-    pool = controlled(2, max_capacity=8, clock=clock)
-    wants = Wants(2, 1, 3)
-    control = pool.control(wants, None, every=1.0)
-    control.stop()  # steps by hand
-    control = type(control)(pool, wants, None, 1.0, clock)
-    one, two = pool.acquire(0), pool.acquire(0)
-    waiter = lab.call(pool.acquire, 0)
-    lab.wait_until(lambda: pool.waiting == 1)
-    control.tick()
-    seen = control.last
-    assert (seen.limit, seen.in_use, seen.waiting, seen.latency, seen.completed, seen.dropped) == (2, 2, 1, None, 0, 0)
-    control.tick()
-    assert pool.capacity == 1 and pool.held == 2
-    clock.advance(0.5)
-    one.release()
-    assert pool.held == 1 and pool.waiting == 1
-    control.tick()
-    seen = control.last
-    assert (seen.in_use, seen.completed, seen.latency, seen.load) == (1, 1, pytest.approx(0.5), None)
-    assert pool.capacity == 3
-    waiter.result().release()
-    two.release()
-
-
-@pytest.mark.parametrize("controller", [Fixed(3), Step(), AIMD(0.1), Gradient(), PID()], ids=repr)
-def test_every_controller_can_drive_a_pool(lab: Any, controlled: Callable[..., Any], controller: Any) -> None:
-    clock = lab.clock()
-    pool = controlled(3, max_capacity=8, clock=clock)
-    control = pool.control(controller, lambda: 0.8, every=1.0)
-    let_step(lab, clock, control)
-    assert control.alive and control.last is not None and pool.capacity == 3

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.controller import AIMD, PID, Controller, Fixed, Gradient, Sample, Step
-from relay.samples import known, whole
+from relay.samples import known, surely_overloaded, whole
 
 MOST = 1000
 BUSY = Sample(now=0.0, limit=10, in_use=10, waiting=3, load=0.5, latency=0.05, completed=100, dropped=0)
@@ -516,3 +516,28 @@ def test_a_few_errors_are_no_overload(controller: AIMD | Gradient, rng: random.R
     device = Device(rng, 16, failing=0.01)
     device.drive(replace(controller), 120)
     assert device.done >= 0.9 * 120 * 16 / 0.05
+
+
+@pytest.mark.parametrize(
+    ("ended", "least"), [(1, 1), (3, 1), (4, 2), (10, 2), (30, 4), (100, 10), (1000, 65), (100_000, 5142)]
+)
+def test_how_many_failures_are_no_chance(ended: int, least: int) -> None:
+    def surely(dropped: int) -> bool:
+        return surely_overloaded(Sample(1.0, 10, 10, 0, None, 0.1, ended - dropped, dropped))
+
+    assert surely(least) and not surely(least - 1)
+
+
+def test_gradient_neither_grows_nor_shrinks_by_a_single_failure() -> None:
+    gradient, now = Gradient(probe_every=math.inf), 0.0
+    limit = 10
+
+    def update(dropped: int) -> float:
+        nonlocal now
+        now += 1
+        return gradient.update(Sample(now, limit, limit, 5, None, 0.5, 10 - dropped, dropped))
+
+    for _ in range(20):
+        limit = max(int(update(0)), 1)
+    assert limit > 10 and not gradient.probing
+    assert int(update(1)) == limit and int(update(2)) < limit

@@ -144,7 +144,7 @@ def test_a_silent_holder_is_revoked_then_fenced(lab: Lab) -> None:
         assert token.state == "revoked" and pool.held == 1
         with pytest.raises(TokenRevoked, match="release"):
             token.heartbeat()
-        lab.wait_until(lambda: clock._parked >= 2)
+        clock.wait_for_sleepers(2)
         clock.advance(1.5)
         after = waiter.result()
         assert token.state == "released" and after.state == "busy" and pool.snapshot().revoked == 1

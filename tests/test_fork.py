@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
-import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from fork_kit import held_elsewhere, in_child
 
 from relay.errors import Closed, StaleToken
-from relay.fork import Survivors
 
 if TYPE_CHECKING:
     from both import Lab
@@ -30,56 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),  # that it is risky is what is tested here
 ]
 
-LIMIT_S = 2
 SLOT_BITS = 22
-
-
-def in_child(function: Callable[..., object], *args: Any) -> None:
-    """Fork, and run a function in the child, which has 2 s to come to its end."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _be_child(write, function, args)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the child {'hung' if os.WIFSIGNALED(status) else 'failed'}:\n{said}"
-
-
-def _be_child(write: int, function: Callable[..., object], args: Sequence[Any]) -> NoReturn:
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        faulthandler.register(signal.SIGALRM, file=write, chain=True)  # says where it hangs, and ends it
-        signal.alarm(LIMIT_S)
-        function(*args)
-        os._exit(0)
-    except BaseException:
-        os.write(write, traceback.format_exc().encode())
-    finally:
-        os._exit(1)
-
-
-@contextmanager
-def held_elsewhere(*locks: Any) -> Iterator[None]:
-    """All locks are held by another thread for the length of the block."""
-    taken, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with ExitStack() as stack:
-            for lock in locks:
-                stack.enter_context(lock)
-            taken.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    assert taken.wait(30)
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(30)
 
 
 def double(items: list[Any]) -> list[Any]:
@@ -569,104 +515,3 @@ def test_a_process(side: str, script: str, said: str) -> None:
     environ = {**os.environ, "RELAY_BACKEND": side, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", said)
-
-
-# The alarm by itself, for whatever else is built on it.
-
-
-def test_an_alarm_starts_anew(lab: Lab) -> None:
-    clock = lab.package.clock
-    armed: list[int] = []
-    rung = threading.Event()
-    now = clock.MONOTONIC.now_ns
-
-    def due(at_ns: int) -> None:
-        armed.clear()
-        rung.set()
-
-    def arm(in_s: float) -> None:
-        armed[:] = [now() + int(in_s * clock.NS)]
-        alarm.arm(armed[0])
-
-    alarm = clock.Alarm(clock.MONOTONIC, "bell", lambda: min(armed, default=None), due)
-    arm(3600)
-
-    def child() -> None:
-        alarm.reset()
-        assert alarm.alive and not alarm.on_own_thread()
-        arm(0)
-        assert rung.wait(1) and len(threading.enumerate()) == 2
-        alarm.stop()
-        threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-        threads[0].join(1)
-        alarm.reset()
-        rung.clear()
-        arm(0)
-        assert len(threading.enumerate()) == 1  # stopped is stopped
-
-    with held_elsewhere(alarm._start):
-        in_child(child)
-    arm(0)
-    assert rung.wait(30)
-    alarm.stop()
-
-
-# The registry.
-
-
-class Thing:
-    def __init__(self, name: str, calls: list[str], error: BaseException | None = None) -> None:
-        self.name, self.calls, self.error = name, calls, error
-
-    def _after_fork_in_child(self) -> None:
-        self.calls.append(self.name)
-        if self.error is not None:
-            raise self.error
-
-
-def test_one_that_fails_does_not_stop_the_others() -> None:
-    calls: list[str] = []
-    survivors = Survivors()
-    things = [
-        Thing("first", calls),
-        Thing("bad", calls, ValueError("no")),
-        Thing("worse", calls, SystemExit("never")),
-        Thing("last", calls),
-    ]
-    for thing in (*things, things[0]):
-        survivors.add(thing)
-
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            calls.append(record.getMessage().partition("be")[0])
-            raise ValueError
-
-    def child() -> None:
-        assert calls == ["first", "bad", "worse", "last", "relay: a Thing could not "]
-        assert survivors._lock.acquire(timeout=1)
-
-    logging.getLogger("relay").addHandler(handler := Broken())
-    unraisable, sys.unraisablehook = sys.unraisablehook, lambda args: None
-    try:
-        with held_elsewhere(survivors._lock):
-            in_child(child)
-    finally:
-        logging.getLogger("relay").removeHandler(handler)
-        sys.unraisablehook = unraisable
-    assert calls == []
-
-
-def test_they_are_held_weakly() -> None:
-    survivors, calls = Survivors(), list[str]()
-    thing = Thing("gone", calls)
-    forgotten = weakref.ref(thing)
-    survivors.add(thing)
-    del thing
-    assert forgotten() is None
-    survivors._after_fork_in_child()
-    assert calls == []
-
-
-def test_a_system_without_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "register_at_fork")
-    Survivors().add(Thing("alone", []))

@@ -133,6 +133,7 @@ def test_what_can_never_be_given_is_refused_at_once(make: Make) -> None:
     permits.resize(8)
     assert permits.try_acquire(1, 4).held and permits.waiting == 0
     assert permits.by_tenant() == {}, "who was refused leaves no trace"
+    assert (permits.refused_closed, permits.refused_large, permits.refused_cap) == (0, 7, 6), "but is counted"
 
 
 def test_nobody_slips_in(make: Make) -> None:
@@ -193,6 +194,7 @@ def test_seal_and_shut(make: Make) -> None:
     permits.shut()
     assert sorted(permits.told[1:]) == [1, 2] and permits.waiting == 0
     assert all(waiter.index == -1 and waiter.token is None and permits.leave(waiter) is None for waiter in others)
+    assert (permits.refused_closed, permits.refused_large, permits.refused_cap) == (2, 0, 0)
     permits.shut()
     assert len(permits.told) == 3 and served.token.held, "tokens already held stay valid"
     served.token.release()

@@ -78,6 +78,19 @@ def test_a_key_of_the_callers_own_decides_at_once(make: Make) -> None:
     assert late.token.held and permits.waits.max_ns == 0, "nobody comes later than now"
 
 
+def test_who_only_tries_stands_behind_all_keys_of_the_callers(make: Make) -> None:
+    permits = make(3)
+    token = permits.try_acquire()
+    large = join(permits, 2**63 - 1, 255, cost=3)
+    own = permits.try_acquire(0)
+    assert own.held, "a key of the built-in kind comes before it"
+    own.release()
+    permits.keyed = True
+    assert permits.try_acquire(0) is None, "its key is the last there is, and of two with that it is the later"
+    token.release()
+    assert large.token.held
+
+
 def test_floors_are_never_given_to_others(make: Make) -> None:
     permits = make(3, ((0, 1), (2, 1)))
     ordinary = permits.try_acquire(1)

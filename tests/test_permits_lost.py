@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,24 +11,14 @@ import pytest
 from conftest import Core
 from permits_kit import Clock, Waiter, join, pool
 
+pytest_plugins = ["collecting"]
+
 Make = Callable[..., Any]
 
 
 @pytest.fixture
 def make(core: Core) -> Make:
     return lambda *arguments, **keywords: pool(core, *arguments, **keywords)
-
-
-@pytest.fixture
-def collecting() -> Iterator[None]:
-    """A collection starts with nearly every object made, and looks at what the test has made only."""
-    threshold = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(1)
-    yield
-    gc.set_threshold(*threshold)
-    gc.unfreeze()
 
 
 class Leak:
@@ -265,3 +255,180 @@ def test_who_watches_is_told_what_is_freed(make: Make) -> None:
     assert permits.freed == 2, "a waiter that goes counts as well"
     token.release()
     assert permits.freed == 3
+
+
+class Stubborn(Waiter):
+    """Who cannot write down what it is given: its token, or the place it stands at."""
+
+    __slots__ = ("refused", "refuses")
+
+    def __init__(self, name: object, refuses: str) -> None:
+        self.refuses, self.refused = "", 0
+        super().__init__(name)
+        self.refuses = refuses
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        if attribute in ("index", "token") and attribute == self.refuses:
+            self.refused += 1
+            raise OSError(f"no {attribute}")
+        super().__setattr__(attribute, value)
+
+
+def test_a_waiter_that_cannot_take_its_token_passes_it_on(make: Make) -> None:
+    permits = make(2, caps={"a": 1})
+    permits.watched = True
+    token = permits.try_acquire(1, 2)
+    stubborn = [Stubborn(number, "token") for number in range(3)]
+    for waiter in stubborn[:2]:
+        permits.acquire_or_join(1, 0, waiter, 1, "a")
+    served = join(permits, 1, name="served", tenant="a")
+    permits.acquire_or_join(1, 2, stubborn[2], 2)
+    last = join(permits, 3, name="last")
+    with pytest.raises(OSError, match="^no token$"):
+        token.release()
+    for _ in range(3):  # every call meets one of them at the most
+        try:
+            permits.collect()
+        except OSError:
+            pass
+    permits.check()
+    assert served.token.held and permits.by_tenant() == {"a": (1, 0, 1)} and not token.held
+    assert stubborn[2].index >= 0, "there is too little for it still, and it bars the way"
+    with pytest.raises(OSError, match="^no token$"):
+        served.token.release()
+    permits.collect()
+    assert last.token.held and permits.held == 1 and permits.waiting == 0
+    assert [waiter.refused for waiter in stubborn] == [1, 1, 1] and permits.abandoned == 3
+    assert sorted(permits.told, key=str) == [0, 1, 2, "last", "served"], "who got none is told, and waits no longer"
+    assert all(waiter.index == -1 and permits.leave(waiter) is None for waiter in stubborn)
+    last.token.release()
+    assert permits.held == 0 and permits.leaked == 0
+
+
+def test_a_waiter_that_cannot_note_its_place_has_none(make: Make) -> None:
+    class Late(Stubborn):
+        """Refuses its place, and not that it has none."""
+
+        __slots__ = ()
+
+        def __setattr__(self, attribute: str, value: object) -> None:
+            if value == -1:
+                object.__setattr__(self, attribute, value)
+            else:
+                super().__setattr__(attribute, value)
+
+    permits = make(2)
+    token = permits.try_acquire()
+    large = Late("large", "index")
+    with pytest.raises(OSError, match="^no index$"):
+        permits.acquire_or_join(1, None, large, 2, "a")
+    assert permits.waiting == 0 and permits.by_tenant() == {} and large.index == -1
+    assert permits.try_acquire().held, "and bars no way"
+    token.release()
+    assert permits.held == 0 and permits.told == []
+
+
+def _short_of_memory(memory: Any, at: int, calls: list[Callable[[], object]], times: int) -> int:
+    """Make calls, in each of which some allocations fail, from the one of that number on; how many calls failed."""
+    failed = 0
+    for call in calls:
+        try:
+            memory.set_nomemory(at, at + times)
+            try:
+                call()
+            finally:
+                memory.remove_mem_hooks()
+        except MemoryError:
+            failed += 1
+    return failed
+
+
+def _given_back(permits: Any) -> list[Callable[[], object]]:
+    token = permits.try_acquire(1, 3)
+    for number in range(20):
+        join(permits, number, name=number, tenant=f"of {number % 7}")
+    return [token.release]
+
+
+def _tried(permits: Any) -> list[Callable[[], object]]:
+    permits.joined.append(permits.try_acquire(1, 2))
+    join(permits, 2**62, cost=3, name="large")
+    return [lambda: permits.try_acquire(1, 1, "of somebody new")]
+
+
+def _joined(permits: Any) -> list[Callable[[], object]]:
+    token = permits.try_acquire(1, 3)
+    for number in range(300):
+        join(permits, number)
+    return [lambda: permits.acquire_or_join(1, 0, Waiter(), 1, "of somebody new"), token.release]
+
+
+def _thrown_away(permits: Any) -> list[Callable[[], object]]:
+    tokens = [permits.try_acquire(1, 1, "a") for _ in range(3)]
+    for number in range(20):
+        join(permits, number, name=number)
+    return [tokens.clear, permits.collect]
+
+
+def _expired(permits: Any) -> list[Callable[[], object]]:
+    permits.joined.append([permits.try_acquire(1, 1, None, 10) for _ in range(3)])
+    for number in range(6):
+        join(permits, number, name=number, heartbeat_ns=10)
+
+    def pass_time() -> None:
+        permits.clock.now_ns += 10**10
+        permits.expire()
+
+    return [pass_time, pass_time, pass_time]
+
+
+def _shut(permits: Any) -> list[Callable[[], object]]:
+    permits.joined.append(permits.try_acquire(1, 3))
+    for number in range(20):
+        join(permits, number, name=number)
+    return [permits.shut]
+
+
+def _left(permits: Any) -> list[Callable[[], object]]:
+    permits.joined.append(permits.try_acquire(1, 2))
+    large = join(permits, 0, cost=3)
+    for number in range(5):
+        join(permits, number + 1, name=number)
+    return [lambda: permits.abandon(large)]
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("weights", [None, {}], ids=["in order", "in shares"])
+@pytest.mark.parametrize("begin", [_given_back, _tried, _joined, _thrown_away, _expired, _shut, _left])
+def test_natively_no_memory_loses_nothing(begin: Callable[[Any], Any], weights: Any, times: int) -> None:
+    """Each allocation of a call fails once: the books are right, and a later call makes good what is not done."""
+    memory = pytest.importorskip("_testcapi", reason="nothing in this interpreter makes it run short of memory")
+    core, fine, failures = Core("native"), 0, 0
+    for at in range(1_000):
+        permits = pool(core, 3, (), 400, 5, weights=weights, caps={"a": 3})
+        permits.watched = True
+        failed = _short_of_memory(memory, at, begin(permits), times)
+        failures += failed
+        fine = 0 if failed else fine + 1
+        permits.check()
+        permits.collect()
+        waiters = [waiter for waiter in permits.joined if isinstance(waiter, Waiter)]
+        if begin is _given_back:
+            assert [waiter.name for waiter in waiters if waiter.token is not None] == [0, 1, 2]
+        if begin is _expired:
+            permits.clock.now_ns += 10**10
+            permits.expire()
+            permits.clock.now_ns += 10**10
+            permits.expire()
+            assert all(not token.held for token in permits.joined[0])
+        permits.shut()
+        for view in permits.tokens():
+            view.release()
+        permits.collect()
+        permits.check()
+        assert (permits.held, permits.waiting, len(permits)) == (0, 0, 0)
+        assert all(waiter.index == -1 for waiter in waiters)
+        assert {waiter.name for waiter in waiters if waiter.name is not None} <= set(permits.told), "everybody is told"
+        if fine > 10 + times:
+            break
+    assert failures > 0 and fine > 10

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from relay.errors import StaleToken
 if TYPE_CHECKING:
     from both import Lab
 
-pytest_plugins = ["pools"]
+pytest_plugins = ["pools", "collecting"]
 
 
 class Fault:
@@ -142,18 +142,6 @@ def test_a7_callbacks_that_raise(lab: Lab, make: Make, clock: Any, caplog: pytes
     for token in held:
         with pytest.raises(StaleToken):
             token.release()
-
-
-@pytest.fixture
-def collecting() -> Iterator[None]:
-    """The garbage collector runs whenever it can."""
-    threshold = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(1)
-    yield
-    gc.set_threshold(*threshold)
-    gc.unfreeze()
 
 
 class Ring:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("prometheus_client")
+pytest.importorskip("prometheus_client", reason="needs the extra prometheus")
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics

@@ -1,8 +1,12 @@
-"""The native core under the thread and the address sanitizer: built anew for each, and run by plain C++ threads.
+"""The native core under the thread and the address sanitizer: built anew for each, and run by many threads.
 
-What runs is `tests/native/stress.pyx`; that the sanitizers see is shown by planting a race and an overrun. The modules
-are loaded into an ordinary interpreter, with the sanitizer's runtime loaded before it. Only the loops that run without
-the interpreter are instrumented, and only they need be: that they stay free of it is a rule of the core.
+The parts that need no interpreter are run by plain C++ threads: those of the queue by `tests/native/stress.pyx`, those
+of the pool by `stress_pool.pyx`. The pool as a whole, which never lets go of the GIL in the middle of a change, is run
+by Python's threads and event loops: `parked.py`. That the sanitizers see is shown by planting faults.
+
+The modules are loaded into an ordinary interpreter, with the sanitizer's runtime loaded before it. Only the core is
+instrumented, not the interpreter; but the mutex and the condition of its GIL are calls that the runtime replaces, so
+the thread sanitizer knows what the GIL puts in order, and reports what the core does without it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,17 @@ COMPILER = os.environ.get("CXX", "g++")
 FLAGS = {"thread": "thread", "address": "address,undefined"}
 RUNTIME = {"thread": "libtsan.so", "address": "libasan.so"}
 REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error:")
-PARTS = ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "batch")
+# The unit tests of the core, and those of the package whose waits and leases are the core's. Left out are those that
+# search schedules, `test_pool_schedules` and `test_pool_mutants`, which take minutes, most of it on the pure side; and
+# `test_pool_machine`, whose examples take longer here than one test may, and are of the kind of `test_permits_machine`.
+PARTS = {
+    "queue": ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "batch", "histogram", "queue", "tickets"),
+    "permits": ("permits", *(f"permits_{what}" for what in ("async", "leases", "lines", "lost", "machine", "turns"))),
+    "threads": ("core_threads",),
+    "pool": ("pool", *(f"pool_{what}" for what in ("counts", "fairness", "faults", "late_holders", "limits", "loops",
+                                                   "numbers", "policies", "races", "rows", "times", "work"))),
+}  # fmt: skip
+SIDES = "native or twins or both or made_by_no_pool"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -58,7 +72,7 @@ def built(kind: str) -> Path:
         f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DPython_EXECUTABLE={sys.executable}",
         f"-DCMAKE_MODULE_PATH={Path(spec.origin).parent / 'cmake'}",
     ]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(folder), "--target", "stress", "broken"]):
+    for command in (configure, ["cmake", "--build", str(folder), "--target", "stress", "stress_pool", "broken"]):
         done = subprocess.run(command, capture_output=True, text=True, env=environment())
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return folder
@@ -122,9 +136,55 @@ def test_dedup_check_finds_what_is_broken() -> None:
     assert (done.stdout.strip(), done.returncode) == ("[0, 1, 2, 3, 4, 4]", 0), done.stderr
 
 
-def test_unit_tests_under_the_address_sanitizer() -> None:
+@pytest.mark.parametrize("parts", PARTS)
+def test_unit_tests_under_the_address_sanitizer(parts: str) -> None:
     runtime("address")
-    files = [f"test_{part}.py" for part in PARTS]
-    options = ["-q", "-x", "-k", "native or twins", "-m", "not long", "-p", "no:cacheprovider"]
-    done = sanitized("address", "-m", "pytest", *options, *(file for file in files if (REPO / "tests" / file).exists()))
+    files = [f"test_{part}.py" for part in PARTS[parts]]
+    options = ["-q", "-x", "-k", SIDES, "-m", "not long", "-p", "no:cacheprovider"]
+    done = sanitized("address", "-m", "pytest", *options, *files)
     assert done.returncode == 0 and not reported(done), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["thread", "address"])
+@pytest.mark.parametrize("shared", [False, True], ids=["by-tier", "by-tenant"])
+def test_a8_parked_waiters_without_python(kind: str, shared: bool, seed: int) -> None:
+    runtime(kind)
+    done = sanitized(
+        kind, "-c", f"import json, stress_pool; print(json.dumps(stress_pool.run(2000, {seed}, {shared})))"
+    )
+    assert done.returncode == 0 and not reported(done), done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    assert min(seen["granted"], seen["timed_out"], seen["late"]) >= 100, seen  # how often depends on the other load
+
+
+@pytest.mark.parametrize("kind", ["thread", "address"])
+def test_a8_parked_waiters_of_the_whole_pool(kind: str, seed: int) -> None:
+    """Threads and coroutines. `Permits` holds the GIL whenever it touches its memory, or the thread sanitizer would
+    report it, and no wait object is touched after its end."""
+    runtime(kind)
+    done = sanitized(kind, "native/parked.py", "1000", str(seed))
+    assert done.returncode == 0 and not reported(done), done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    assert min(seen["granted"], seen["timed out"], seen["cancelled"]) >= 100, seen
+    assert min(seen["granted as its time ended"], seen["granted as it was cancelled"]) >= 20, seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "plant", "report"),
+    [
+        ("thread", "race", "WARNING: ThreadSanitizer: data race"),
+        ("thread", "early", "WARNING: ThreadSanitizer: heap-use-after-free"),
+        ("address", "early", "ERROR: AddressSanitizer: heap-use-after-free"),
+    ],
+)
+def test_a8_a_planted_fault_is_seen(kind: str, plant: str, report: str) -> None:
+    runtime(kind)
+    done = sanitized(kind, "-c", f"import stress_pool; stress_pool.run(500, 1, plant={plant!r})")
+    assert done.returncode == 66 and report in done.stderr, done.stdout + done.stderr
+
+
+def test_a8_what_is_done_without_the_gil_is_seen() -> None:
+    runtime("thread")
+    done = sanitized("thread", "native/parked.py", "200", "1", "race")
+    assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, done.stdout + done.stderr
+    assert "hist_record" in done.stderr and "permits" in done.stderr

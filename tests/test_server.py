@@ -25,9 +25,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-pytest.importorskip("msgspec")
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("msgspec", reason="needs the extra serve")
 
 import openai
 
@@ -548,7 +548,7 @@ def test_port_in_use_is_said_before_the_model_is_loaded(capsys: pytest.CaptureFi
 
 @pytest.fixture(scope="module")
 def minilm() -> Iterator[Running]:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs the extra hf")
     from relay import models
 
     with running(models.load("minilm")) as server:

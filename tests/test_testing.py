@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from fork_kit import held_elsewhere, in_child
 
 import relay
 from relay.clock import NS
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from both import Lab
 
 pytest_plugins = ["both"]
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 
 
 def test_clock(lab: Lab) -> None:
@@ -96,3 +100,68 @@ def test_idle(lab: Lab) -> None:
         lab.testing.assert_idle(pool)
     lab.idle(r)
     assert relay.testing is not None if lab.package is relay else True
+
+
+@needs_fork
+def test_a_clock_in_a_child(lab: Lab) -> None:
+    clock = lab.clock()
+    gates = [threading.Lock(), threading.Lock()]
+    for gate in gates:
+        gate.acquire()
+    parked = lab.run_thread(clock.park, gates[0], clock.now_ns() + NS)
+    clock.wait_for_sleepers(1)
+
+    def child() -> None:
+        with pytest.raises(TimeoutError, match="0 threads are parked on the clock, not 1"):
+            clock.wait_for_sleepers(1, timeout=0)
+        now = clock.now_ns()
+        sleeper = lab.call(clock.park, gates[1], now + 2 * NS)
+        clock.wait_for_sleepers(1)
+        clock.advance(2)
+        assert not sleeper.result() and clock.now_ns() == now + 2 * NS
+        assert gates[0].locked()  # the parent's sleeper is not woken here
+
+    with held_elsewhere(clock._changed):
+        in_child(child)
+    clock.advance(1)
+    parked.join(30)
+    assert not parked.is_alive()
+
+
+@needs_fork
+def test_a_model_in_a_child(lab: Lab) -> None:
+    model = lab.model(held=True)
+    running = lab.call(model, ["parent"])
+    model.wait_until_running()
+
+    def child() -> None:
+        with pytest.raises(TimeoutError, match="the model was not called"):
+            model.wait_until_running(0)
+        call = lab.call(model, ["child"])
+        model.wait_until_running()
+        model.release()
+        assert call.result() == ["child"] and model.batches == [["parent"], ["child"]]
+
+    with held_elsewhere(model._state):
+        in_child(child)
+    model.release()
+    assert running.result() == ["parent"] and model.batches == [["parent"]]
+
+
+@needs_fork
+def test_a_model_that_forks(lab: Lab) -> None:
+    """In the child, too, its call comes to an end."""
+    children: list[int] = []
+
+    def fork(item: str) -> str:
+        children.append(os.fork())
+        return item
+
+    model = lab.model(fork)
+    ended = False
+    try:
+        ended = model(["item"]) == ["item"] and not model._running
+    finally:
+        if children == [0]:
+            os._exit(0 if ended else 1)
+    assert ended and os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0

@@ -15,6 +15,7 @@ from relay.samples import (
     overloaded,
     pressed,
     resume,
+    surely_overloaded,
     whole,
 )
 
@@ -40,8 +41,9 @@ class Gradient:
     back to what it was. What was granted before is left out. A quiet moment does as well as a probe; where there is
     none, probes cost a simulated device 3 % of its throughput.
 
-    Drops count as the steepest gradient, and never as latency. Nothing else changes the limit while less than half of
-    it is in use: then it is not the limit that decides the latency.
+    Drops count as the steepest gradient, and never as latency; so few that chance may have made them only keep it from
+    growing, for on a small pool one failure is a large share of a sample. Nothing else changes the limit while less
+    than half of it is in use: then it is not the limit that decides the latency.
 
     Args:
         tolerance: How many times as slow as without a queue work may be.
@@ -90,7 +92,7 @@ class Gradient:
     def update(self, sample: Sample) -> float:
         """Take one more sample; see `relay.samples.Controller`."""
         period, self._then = sample.now - self._then, sample.now
-        if overloaded(sample):
+        if surely_overloaded(sample):
             self._end_probe(sample)  # it is too much already, so there is nothing to go back to
             return self._take(0.5, 0.0, sample.limit)
         if self._before is not None:
@@ -109,7 +111,8 @@ class Gradient:
                 return self._step(narrow, sample, period)
             if self._calm is not None:
                 gradient = min(max(self.tolerance * self._calm / latency, 0.5), 1.0)
-                return self._take(gradient, math.sqrt(limit) if pressed(sample) else 0.0, limit)
+                grows = pressed(sample) and not overloaded(sample)
+                return self._take(gradient, math.sqrt(limit) if grows else 0.0, limit)
         return bounded(limit, limit, self.low, self.high)
 
     def _take(self, gradient: float, headroom: float, limit: int) -> float:

@@ -81,6 +81,8 @@ class Inheritance:
         me = core.owner()
         wait = _Wait(pool, waiter, level)
         with self._lock:
+            if len(self._pools) < 2:
+                return  # the other has just been closed, and nobody would take this wait out again
             self._waits.setdefault(id(pool), {})[wait.key] = wait
             for found in self._pools:
                 other = found()

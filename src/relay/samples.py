@@ -67,6 +67,13 @@ def overloaded(sample: Sample) -> bool:
     return sample.dropped > _NOISE * (sample.completed + sample.dropped)
 
 
+def surely_overloaded(sample: Sample) -> bool:
+    """As `overloaded`, but by more than chance makes of so little work: one failure among ten is no sign of anything.
+    For who acts on a single sample."""
+    usual = _NOISE * (sample.completed + sample.dropped)
+    return sample.dropped > usual + 2 * math.sqrt(usual)
+
+
 def in_demand(sample: Sample) -> bool:
     """True if half of the limit is in use. With less it is not the limit that decides anything, so it must not grow."""
     return 2 * sample.in_use >= sample.limit

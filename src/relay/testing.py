@@ -1,7 +1,8 @@
 """For tests of code that uses relay: a clock that moves when told, a model that runs when told, and checks that nothing
 is left behind.
 
-Nothing here sleeps. Everything may be used from any thread.
+Nothing here sleeps. Everything may be used from any thread. In the child of a fork clocks and models are as they were,
+but that nobody is parked on them or in a call.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from relay.clock import NS, release_once
+from relay.fork import survivors
 from relay.pool import TokenPool
 from relay.relay import Relay
+
+_Sleeper = tuple[int, threading.Lock, threading.Event]
+"""Until when it sleeps, what it is parked at, and whether its time has come."""
 
 
 class FakeClock:
@@ -25,10 +30,15 @@ class FakeClock:
 
     def __init__(self, start: float = 1_000.0) -> None:
         self._now_ns = int(start * NS)
-        self._lock = threading.Lock()
-        self._sleepers: list[tuple[int, threading.Lock, threading.Event]] = []
-        self._changed = threading.Condition(self._lock)
-        self._parked = 0
+        self._start_empty()
+        survivors.add(self)
+
+    def _start_empty(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._parked: set[_Sleeper] = set()  # all who have not gone on yet
+        self._sleepers: list[_Sleeper] = []  # those of them whose time has not come
+
+    _after_fork_in_child = _start_empty
 
     def now_ns(self) -> int:
         """The time it shows, in nanoseconds."""
@@ -42,13 +52,13 @@ class FakeClock:
             if until_ns is not None and until_ns <= self._now_ns:
                 return gate.acquire(False)
             self._sleepers.append(entry)
-            self._parked += 1
+            self._parked.add(entry)
             self._changed.notify_all()
         try:
             gate.acquire()
         finally:
             with self._changed:
-                self._parked -= 1
+                self._parked.discard(entry)
                 if entry in self._sleepers:
                     self._sleepers.remove(entry)
         return not timed_out.is_set()
@@ -71,8 +81,10 @@ class FakeClock:
             TimeoutError: They did not come within `timeout` real seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._parked >= count, timeout):
-                raise TimeoutError(f"{self._parked} threads are parked on the clock, not {count}, after {timeout} s")
+            if not self._changed.wait_for(lambda: len(self._parked) >= count, timeout):
+                raise TimeoutError(
+                    f"{len(self._parked)} threads are parked on the clock, not {count}, after {timeout} s"
+                )
 
 
 class FakeModel:
@@ -90,16 +102,23 @@ class FakeModel:
         self._function = function
         self._held = held
         self._permits = 0
-        self._state = threading.Condition()
-        self._running = 0
         self._error: BaseException | None = None
         self.batches: list[list[Any]] = []
+        self._start_idle()
+        survivors.add(self)
+
+    def _start_idle(self) -> None:
+        self._state = threading.Condition()
+        self._running: set[object] = set()
+
+    _after_fork_in_child = _start_idle
 
     def __call__(self, batch: Any, **params: Any) -> list[Any]:
         items = list(batch) if isinstance(batch, list) else list(batch.items)
+        call = object()
         with self._state:
             self.batches.append(items)
-            self._running += 1
+            self._running.add(call)
             self._state.notify_all()
         try:
             with self._state:
@@ -111,7 +130,7 @@ class FakeModel:
             return [self._function(item) for item in items]
         finally:
             with self._state:
-                self._running -= 1
+                self._running.discard(call)
                 self._state.notify_all()
 
     def hold(self) -> None:
@@ -143,7 +162,7 @@ class FakeModel:
             TimeoutError: None came within `timeout` real seconds.
         """
         with self._state:
-            if not self._state.wait_for(lambda: self._running > 0, timeout):
+            if not self._state.wait_for(lambda: bool(self._running), timeout):
                 raise TimeoutError(f"the model was not called within {timeout} s")
 
 

@@ -284,7 +284,8 @@ class Waiting(core.Permits):
 
 def _alarm_of(pool: Waiting) -> Alarm:
     """The alarm of a pool, which does not keep it alive: a pool that is dropped ends its thread."""
-    found = weakref.ref(pool)
+    # Once the thread runs, it keeps this reference, and so the callback; before that there is nothing to end.
+    found = weakref.ref(pool, lambda _: alarm.stop())
 
     def next_ns() -> int | None:
         pool = found()
@@ -296,5 +297,4 @@ def _alarm_of(pool: Waiting) -> Alarm:
             pool._ring(now_ns)
 
     alarm = Alarm(pool._clock, f"{pool.name}-alarm", next_ns, ring)
-    weakref.finalize(pool, alarm.stop).atexit = False
     return alarm

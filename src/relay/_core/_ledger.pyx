@@ -1,7 +1,7 @@
-# A part of permits.pyx: taking, waiting and giving back, and what is told at the end of a call, as in
-# `relay._pure._ledger`. Between two grants, and two tellings, Python code may run; within them none does.
+# A part of permits.pyx: waiting and giving back, and what is told at the end of a call, as in `relay._pure._ledger`.
+# Between two grants, and two tellings, Python code may run; within them none does.
 
-cdef class Ledger(Books):
+cdef class Ledger(Holdings):
     @final
     cdef inline Token own(self, object token):
         if not isinstance(token, Token):
@@ -10,95 +10,7 @@ cdef class Ledger(Books):
             raise ValueError("this token belongs to another pool; call token.release(), which knows its own")
         return <Token>token
 
-    # Taking and waiting.
-
-    @final
-    cdef bint fits(self, int level, int32_t cost, object name) except -1:
-        cdef int32_t tenant = self.find_tenant(name)
-        cdef int64_t cap = self.cap_of(name), held = self.b.tenants[tenant].held if tenant >= 0 else 0
-        return not (0 <= cap < held + cost) and cost <= budget_room(&self.b, self.b.group[level])
-
-    @final
-    cdef Token take(
-        self, int level, int32_t cost, object name, int64_t beats_ns, object key, int64_t arrival_ns, int64_t now_ns
-    ):
-        # A token, if one may be had at once.
-        cdef int32_t most = budget_most(&self.b, level)
-        cdef int64_t cap = self.cap_of(name)
-        cdef Token token
-        if self.closed:
-            self.refused_closed += 1
-            raise Closed("the pool is closed; no more tokens are given out")
-        if cost > max(most, 1):
-            self.refused_large += 1
-            raise TooLarge(
-                f"cost {cost} is more than the {most} units that this pool could ever give to priority {level}; "
-                "ask for less, or raise its capacity"
-            )
-        if 0 <= cap < cost:
-            self.refused_cap += 1
-            raise Overloaded(
-                f"cost {cost} is more than the {cap} units that tenant {name!r} may hold; "
-                "ask for less, or raise its cap",
-                reason="tenant_cap",
-            )
-        if not self.fits(level, cost, name):
-            return None
-        if not self.waiting:
-            token = Token.__new__(Token)
-            if beats_ns <= 0 and not self.clocked:
-                now_ns = -1
-            self.fill(self.max_waiting, level, cost, self.tenant_of(name), beats_ns)
-            self.give(token, &self.l.places[self.max_waiting], now_ns)
-            return token
-        if self.trying:
-            return None     # a finaliser tries while somebody does
-        # One of those who wait may bar the way: stand in line for a moment, where it is decided who may pass.
-        self.trying = True
-        if key is None and self.keyed:
-            key = LAST_KEY      # behind all those whose keys the caller has made
-        self.stand(self.max_waiting, level, key, cost, self.tenant_of(name), beats_ns, arrival_ns, now_ns)
-        try:
-            self.serve(now_ns)
-        finally:
-            token = self.tried
-            self.tried = None
-            if token is None and self.trying:
-                self.step_aside(self.max_waiting)
-            self.trying = False
-        return token
-
-    @final
-    cdef void fill(self, int32_t p, int level, int32_t cost, int32_t tenant, int64_t beats_ns) noexcept:
-        # A place, for whoever calls.
-        cdef Place* place = &self.l.places[p]
-        place.thread = relay_thread()
-        place.context = relay_context()
-        place.priority = place.level = level
-        place.cost = cost
-        place.tenant = tenant
-        place.heartbeat_ns = beats_ns
-
-    @final
-    cdef int stand(
-        self, int32_t p, int level, object key, int32_t cost, int32_t tenant, int64_t beats_ns, int64_t arrival_ns,
-        int64_t now_ns,
-    ) except -1:
-        # Put a waiter into line.
-        cdef Place* place = &self.l.places[p]
-        if not self.waiting:
-            self.rate_at_ns = now_ns
-        if arrival_ns < 0 or arrival_ns > now_ns:
-            arrival_ns = now_ns
-        place.key = lines_key(&self.l, level, arrival_ns) if key is None else <int64_t>key
-        place.seq = self.l.next_seq
-        place.arrival_ns = arrival_ns
-        self.fill(p, level, cost, tenant, beats_ns)
-        self.l.next_seq += 1
-        self.make_room(level, tenant)
-        lines_enter(&self.l, &self.b, &self.s, p)
-        self.waiting += 1
-        return 0
+    # Waiting.
 
     @final
     cdef object remove(self, int32_t p):
@@ -117,13 +29,22 @@ cdef class Ledger(Books):
         return waiter
 
     @final
-    cdef int step_aside(self, int32_t p) except -1:
-        # Take a waiter out of line; it may have barred the way.
+    cdef object pull(self, int32_t p):
+        # As `remove`, and its tenant is settled.
         cdef int32_t tenant = self.l.places[p].tenant
         waiter = self.remove(p)
         self.settle(tenant)
-        if waiter is not None:
-            set_index(waiter, -1)
+        return waiter
+
+    @final
+    cdef int step_aside(self, int32_t p) except -1:
+        # Take a waiter out of line; it may have barred the way.
+        waiter = self.pull(p)
+        if isinstance(waiter, Acquire):
+            (<Acquire>waiter).index = -1
+        elif waiter is not None:
+            self.unserved = self.news = True    # should it raise
+            waiter.index = -1
         return 0
 
     @final
@@ -133,9 +54,8 @@ cdef class Ledger(Books):
         return <int32_t>p if 0 <= p < self.max_waiting and self.parked[p] is waiter else -1
 
     @final
-    cdef int give_up(self, object waiter) except -1:
+    cdef int give_up(self, object waiter, int64_t now_ns) except -1:
         # Take a waiter out of line, or the token it has been granted from it.
-        cdef int64_t now_ns = self.now()
         cdef Token token = waiter.token
         cdef int32_t p = self.place_of(waiter)
         if p >= 0:
@@ -153,22 +73,30 @@ cdef class Ledger(Books):
     @final
     cdef int abandon_now(self, object waiter) except -1:
         try:
-            self.give_up(waiter)
+            self.give_up(waiter, self.now())
         finally:
             self.conclude()
         return 0
 
     @final
     cdef int serve(self, int64_t now_ns) except -1:
-        # Grant whatever can be granted. Between two grants a waiter may run Python code.
+        # Grant whatever can be granted; what is not, because there is no memory or a waiter raises, is granted at the
+        # end of this call or of a later one. Between two grants a waiter may run Python code.
         cdef int32_t p
+        cdef Py_ssize_t at
         cdef Place* place
         cdef Token token
+        cdef list awake
         while self.waiting and self.b.held < self.b.capacity:
             p = lines_choose(&self.l, &self.b, now_ns)
             if p < 0:
-                return 0
+                break
+            self.unserved = self.news = True
             token = Token.__new__(Token)
+            awake, at = self.awake, len(self.awake)
+            if p < self.max_waiting:
+                awake.append(None)      # room for it; nobody behind it is woken until it is filled
+            self.unserved = False       # from here to the waiter's own part nothing is made, and so nothing fails
             place = &self.l.places[p]
             # Before it leaves the line: its tenant has not been idle, and is charged from where it stands.
             self.give(token, place, now_ns)
@@ -180,10 +108,32 @@ cdef class Ledger(Books):
             if isinstance(waiter, Acquire):
                 (<Acquire>waiter).token = token
                 (<Acquire>waiter).index = -1
+                awake[at] = waiter
             else:
+                self.hand_over(waiter, token, awake, at, now_ns)
+        self.unserved = False
+        return 0
+
+    @final
+    cdef int hand_over(self, object waiter, Token token, list awake, Py_ssize_t at, int64_t now_ns) except -1:
+        # Its attributes may be Python code. If it cannot take its token, the next one gets it, and it is told all the
+        # same, so that it does not wait for ever.
+        cdef bint taken = False
+        try:
+            try:
                 waiter.token = token
+                taken = True
+            finally:
                 waiter.index = -1
-            self.awake.append(waiter)
+        except BaseException:
+            self.unserved = True
+            if not taken and arena_live(&self.a, token.lease):
+                self.abandoned += 1
+                self.a.arrival_ns[state_slot(token.lease)] = UNUSED
+                self.end(token.lease, now_ns)
+            raise
+        finally:
+            awake[at] = waiter
             self.news = True
         return 0
 
@@ -240,7 +190,9 @@ cdef class Ledger(Books):
         while True:
             if self.n_late:
                 self.settle_late()
-            if self.woken < len(self.awake):
+            if self.unserved:
+                self.serve(self.now() if self.waiting else 0)
+            if self.woken < len(self.awake) and self.awake[self.woken] is not None:
                 self.wake_one()
             elif self.armed:
                 self.armed = False
@@ -265,13 +217,16 @@ cdef class Ledger(Books):
     @final
     cdef int settle_late(self) except -1:
         cdef int64_t now_ns = self.now(), lease
+        cdef bint live
         while self.n_late:
-            self.n_late -= 1
-            lease = self.late[self.n_late]
-            if arena_live(&self.a, lease):
-                self.leaks.append(self.view(lease))
+            lease = self.late[self.n_late - 1]
+            live = arena_live(&self.a, lease)
+            if live:
+                self.leaks.append(self.view(lease))     # first, for it may fail
                 self.leaked += 1
                 self.news = True
+            self.n_late -= 1
+            if live:
                 self.a.arrival_ns[state_slot(lease)] = UNUSED
                 self.end(lease, now_ns)
                 self.serve(now_ns)
@@ -280,6 +235,7 @@ cdef class Ledger(Books):
     @final
     cdef int wake_one(self) except -1:
         cdef bint arrives
+        cdef int64_t now_ns = 0
         waiter = self.awake[self.woken]
         if isinstance(waiter, Acquire):
             arrives = (<Acquire>waiter).rouse()
@@ -292,6 +248,12 @@ cdef class Ledger(Books):
         if self.woken == len(self.awake):
             self.awake.clear()
             self.woken = 0
-        if not arrives:
-            self.give_up(waiter)    # it will never take the token, so the next one gets it
+        if arrives:
+            return 0
+        # It will never take the token, so the next one gets it; with an old time rather than not at all.
+        now_ns = self.rate_at_ns
+        try:
+            now_ns = self.now()
+        finally:
+            self.give_up(waiter, now_ns)
         return 0

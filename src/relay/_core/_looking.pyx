@@ -19,6 +19,16 @@ cdef class Looking(Leases):
     def __len__(self):
         return self.a.capacity - self.a.free_slots
 
+    def holds(self, token):
+        """True while the lease of `token`, one of this pool's, lasts."""
+        if not isinstance(token, Token):
+            raise TypeError(f"token must be a Token, got {type(token).__name__}")
+        return (<Token>token).permits is self and arena_live(&self.a, (<Token>token).lease)
+
+    def state_of(self, token):
+        """"busy", "revoked" or "released"."""
+        return token.state if self.holds(token) else "released"
+
     def tokens(self):
         """Views of all tokens held now; to drop them means nothing."""
         cdef list found = []
@@ -139,6 +149,6 @@ cdef class Looking(Leases):
                 could += 1
             else:
                 lack += 1
-        if could and not lack:      # one who lacks enough may bar the way
+        if could and not lack and not self.unserved:    # one who lacks enough may bar the way
             raise AssertionError("a waiter who could be served waits" + BUG)
         return 0

@@ -5,17 +5,16 @@ One thread at a time may change them: `guard` lets it in, and wakes, when it is 
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from relay._pure._acquire import Acquire
-from relay._pure._budget import FITS, MAX_PRIORITY, SHORT, Budget, Tenant
+from relay._pure._budget import FITS, MAX_PRIORITY, Budget, Tenant
+from relay._pure._guard import Guard
+from relay._pure._hooks import Hooks
 from relay._pure._lines import LEAST_WEIGHT, MOST_WEIGHT, Lines, Place, Shares
-from relay._pure._token import Token, check_priority, check_size, check_tenant
+from relay._pure._token import FAILED, UNUSED, Token, check_priority, check_size, check_tenant, owner
 from relay._pure.arena import Arena
 from relay._pure.histogram import Histogram
 from relay._pure.state import SLOT_BITS, as_int64
@@ -29,20 +28,18 @@ _LONGEST_NS = 1 << 60  # allowances are cut to it: a longer one would carry into
 _MEMORY_NS = 5.0 * NS  # over about so long the rate of release is measured
 _SLOT = (1 << SLOT_BITS) - 1
 
-FAILED, UNUSED = -2, -3
-"""In place of the time when a token was granted: its work has failed; it says nothing about how long work takes."""
-_BUG = "; this is a bug in relay"
+
+class Trier:
+    """Who tries once: stands in line and leaves it within one call."""
+
+    __slots__ = ("index", "token")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.token: Token | None = None
 
 
-def owner() -> int:
-    """Who runs now, as an int: the task, on a running event loop, else the thread."""
-    if asyncio._get_running_loop() is None:
-        return threading.get_ident()
-    task = asyncio.current_task()
-    return threading.get_ident() if task is None else id(task)
-
-
-class Ledger:
+class Ledger(Hooks):
     """What `Permits` is built on; its arguments are explained there."""
 
     __slots__ = (
@@ -50,7 +47,7 @@ class Ledger:
         "_guard", "_holder", "_idle", "_leases", "_lines", "_now_ns", "_places", "_rate_at_ns", "_rate_ns",
         "_rate_units", "_to_wake", "_weight", "_weights", "abandoned", "clocked", "closed", "custom", "ended", "epoch",
         "failed", "grace_ns", "granted", "heartbeat_ns", "held_ns", "keyed", "leaked", "max_capacity", "max_waiting",
-        "ready", "refused_cap", "refused_closed", "refused_large", "revoked", "traced", "waiting", "waits", "watched",
+        "refused_cap", "refused_closed", "refused_large", "revoked", "traced", "waiting", "waits", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -181,8 +178,14 @@ class Ledger:
         if key is None:
             key = self._lines.key(level, arrival_ns)
         place = Place(waiter, level, key, arrival_ns, cost, self._budget.tenant(name), heartbeat_ns, owner())
+        try:
+            waiter.index = index
+        except BaseException:
+            if index < self.max_waiting:
+                self._idle.append(index)
+            self._budget.settle(place.tenant)
+            raise
         self._places[index] = place
-        waiter.index = index
         self.waiting += 1
         self._lines.join(place)
 
@@ -215,20 +218,29 @@ class Ledger:
             self._serve()
 
     def _serve(self) -> None:
-        """Grant whatever can be granted."""
+        """Grant whatever can be granted; after a waiter that cannot take its token, when the call ends."""
         if not self.waiting or self._budget.free <= 0:
             return
         now_ns = self._now_ns()
         while self.waiting and (place := self._lines.choose(self._budget, now_ns)) is not None:
             waiter = place.waiter
             # Before it leaves the line: its tenant has not been idle, and is charged from where it stands.
-            waiter.token = self._give(
+            token = self._give(
                 place.level, place.priority, place.tenant, place.cost, place.heartbeat_ns, now_ns, place.owner
             )
-            self._remove(waiter.index)
-            if not isinstance(waiter, Trier):
-                self.waits.record(now_ns - place.arrival_ns)
-                self._to_wake.append(waiter)
+            try:
+                self._remove(waiter.index)
+                if not isinstance(waiter, Trier):
+                    self.waits.record(now_ns - place.arrival_ns)
+                    self._to_wake.append(waiter)
+                waiter.token = token
+            except BaseException:
+                # It cannot take it: the next one gets it, and it is told all the same, so as not to wait for ever.
+                self._guard.unserved = True
+                self.abandoned += 1
+                self._arena.arrival_ns[token._handle & _SLOT] = UNUSED
+                self._end(token._handle)
+                raise
 
     # Tokens.
 
@@ -287,9 +299,6 @@ class Ledger:
         self._guard.armed = True
         self.revoked += 1
 
-    def _state(self, handle: int) -> int:
-        return self._arena.word.load(handle & _SLOT) & 3
-
     def _handle(self, slot: int) -> int:
         return self._arena.word.load(slot) >> 8 << SLOT_BITS | slot
 
@@ -302,156 +311,3 @@ class Ledger:
         holder = self._holder[slot]
         name = holder.name if holder is not None else None
         return Token(self, handle, arena.group[slot], arena.cost[slot], name, arena.epoch[slot])
-
-    # Recounting.
-
-    def _check(self) -> None:
-        self._arena.check()
-        self._leases.check()
-        self.waits.check()
-        places = [place for place in self._places if place is not None]
-        if not self._budget.check():
-            raise AssertionError("units miscounted" + _BUG)
-        if sum(self._arena.cost[handle & _SLOT] for handle in self._handles()) != self._budget.held:
-            raise AssertionError("held tokens miscounted" + _BUG)
-        if not self._lines.check(places) or len(places) != self.waiting:
-            raise AssertionError("waiters miscounted" + _BUG)
-        if self.waiting + len(self._idle) != self.max_waiting:
-            raise AssertionError("waiter places miscounted" + _BUG)
-        fits = [self._budget.fits(line.level, line.head.tenant, line.cost) for line in self._lines]
-        if FITS in fits and SHORT not in fits:  # one who lacks enough may bar the way
-            raise AssertionError("a waiter who could be served waits" + _BUG)
-
-    # Hooks, which are called outside the guard.
-
-    def _deliver(self, waiter: Any) -> bool:
-        """Wake a waiter that has been granted a token or sent away; may be called twice. False if it never wakes.
-
-        Not called for an `Acquire`, which wakes without being asked.
-        """
-        return True
-
-    def _freed(self) -> None:
-        """A token has come back, or a waiter has gone, while `watched` is set."""
-
-    def _lease_armed(self) -> None:
-        """`next_lease_ns` may be earlier than before."""
-
-    def _leaked(self, token: Token) -> None:
-        """A token was thrown away without being released; its lease is over already."""
-
-
-class Trier:
-    """Who tries once: stands in line and leaves it within one call."""
-
-    __slots__ = ("index", "token")
-
-    def __init__(self) -> None:
-        self.index = -1
-        self.token: Token | None = None
-
-
-class Guard:
-    """Lets one thread, and one call at a time, change the books. When it is through, its consequences are told.
-
-    A finaliser may run in the middle of a call, on the same thread, and release a token, throw one away, or give up
-    waiting: that stands in `late` until the call ends, as a handle, its complement, or the waiter.
-    """
-
-    __slots__ = ("_ledger", "_lock", "armed", "depth", "freed", "late", "leaks")
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._lock = threading.RLock()
-        self.depth = 0
-        self.armed = self.freed = False
-        self.late: list[Any] = []
-        self.leaks: list[Token] = []
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        outermost = self.depth == 1
-        try:
-            if outermost and self.late:
-                self._settle_late()
-        finally:
-            self.depth -= 1
-            self._lock.release()
-        if outermost:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Tell all consequences. What is not told, because a hook raises, is told at the end of a later call."""
-        ledger = self._ledger
-        while True:
-            if ledger._to_wake:
-                self._wake()
-            if self.armed:
-                self.armed = False
-                try:
-                    ledger._lease_armed()
-                except BaseException:
-                    self.armed = True
-                    raise
-            if self.freed:
-                self.freed = False
-                try:
-                    ledger._freed()
-                except BaseException:
-                    self.freed = True
-                    raise
-            while self.leaks:
-                try:
-                    token = self.leaks.pop(0)
-                except IndexError:
-                    break  # another thread has told it
-                ledger._leaked(token)
-            if not self.late:
-                return
-            with self._lock:  # what came while the call was ending
-                self.depth += 1
-                try:
-                    self._settle_late()
-                finally:
-                    self.depth -= 1
-
-    def _settle_late(self) -> None:
-        ledger = self._ledger
-        while self.late:
-            handle = self.late.pop()
-            if not isinstance(handle, int):
-                ledger._give_up(handle)
-                continue
-            thrown_away = handle < 0
-            handle = ~handle if thrown_away else handle
-            if ledger._arena.live(handle):
-                if thrown_away:
-                    self.leaks.append(ledger._view(handle))
-                    ledger.leaked += 1
-                    ledger._arena.arrival_ns[handle & _SLOT] = UNUSED
-                ledger._end(handle)
-                ledger._serve()
-
-    def _wake(self) -> None:
-        """Wake all who are to be woken; whoever is not, because this is interrupted, is at the end of a later call."""
-        ledger = self._ledger
-        line = ledger._to_wake
-        while line:
-            try:
-                waiter = line[0]
-            except IndexError:
-                return  # another thread has woken it
-            arrives = waiter.wake() if isinstance(waiter, Acquire) else ledger._deliver(waiter)
-            with self._lock:
-                if not line or line[0] is not waiter:
-                    continue  # another thread has woken it as well, and sees to the rest
-                self.depth += 1
-                try:
-                    del line[0]
-                    if not arrives:
-                        ledger._give_up(waiter)  # it will never take the token, so the next one gets it
-                finally:
-                    self.depth -= 1

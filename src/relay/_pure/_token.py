@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 from relay._pure._budget import MAX_PRIORITY
@@ -9,6 +11,17 @@ from relay._pure.state import MAX_SLOTS, as_int64
 from relay.errors import StaleToken, TokenRevoked
 
 NAMES = {"realtime": 0, "interactive": 1, "batch": 2}
+
+FAILED, UNUSED = -2, -3
+"""In place of the time when a token was granted: its work has failed; it says nothing about how long work takes."""
+
+
+def owner() -> int:
+    """Who runs now, as an int: the task, on a running event loop, else the thread."""
+    if asyncio._get_running_loop() is None:
+        return threading.get_ident()
+    task = asyncio.current_task()
+    return threading.get_ident() if task is None else id(task)
 
 
 def stale_token(action: str) -> StaleToken:

@@ -12,9 +12,10 @@ from typing import Any
 
 from relay._pure._acquire import Acquire, needs_no_look
 from relay._pure._budget import MAX_PRIORITY, TIERS
-from relay._pure._ledger import FAILED, FOREVER_NS, NS, UNUSED, Ledger, owner
-from relay._pure._token import NAMES, Token, check_priority, check_size, check_tenant, revoked_token, stale_token
-from relay._pure.state import BUSY, SLOT_BITS, as_int64
+from relay._pure._ledger import NS
+from relay._pure._looking import Looking
+from relay._pure._token import NAMES, Token, check_priority, check_size, check_tenant, owner, stale_token
+from relay._pure.state import as_int64
 
 __all__ = [
     "MAX_PRIORITY",
@@ -32,10 +33,8 @@ __all__ = [
 NO_PLACE = -2
 """The index of a waiter who found too many in line."""
 
-_SLOT = (1 << SLOT_BITS) - 1
 
-
-class Permits(Ledger):
+class Permits(Looking):
     """The core of a token pool.
 
     Subclasses override the hooks, whose names begin with an underscore; none is called in the middle of a change.
@@ -189,6 +188,15 @@ class Permits(Ledger):
                 self._stand(self._idle.pop(), waiter, level, key, cost, tenant, heartbeat_ns, arrival_ns)
         return token
 
+    def _join(
+        self, waiter: Any, priority: int | str, cost: int, tenant: str | None, heartbeat_ns: int, arrival_ns: int
+    ) -> Token | None:
+        """`acquire_or_join`, or an error where it is no use to wait; overridden where `custom` is set."""
+        token = self.acquire_or_join(priority, None, waiter, cost, tenant, heartbeat_ns, arrival_ns)
+        if waiter.index == NO_PLACE:
+            self._refuse(check_priority(priority), cost)
+        return token
+
     def leave(self, waiter: Any) -> Token | None:
         """Leave the line.
 
@@ -237,127 +245,6 @@ class Permits(Ledger):
                 self._serve()
             return True
 
-    # Giving back.
-
-    def release(self, token: Token) -> None:
-        """Take `token` back and hand what it frees to those whose turn it is.
-
-        Raises:
-            StaleToken: Its lease has ended.
-            TypeError: It is no token.
-            ValueError: It belongs to another pool.
-        """
-        self._give_back(token, None)
-
-    def exit(self, token: Token, kind: type[BaseException] | None = None) -> None:
-        """As `release`, at the end of a block; in the child of a fork, tokens of the parent are let go silently.
-
-        Args:
-            token: The token.
-            kind: What the block raised: an `Exception` counts as work that failed.
-        """
-        if token._handle >> SLOT_BITS >= self._first_generation:
-            self._give_back(token, kind)
-
-    def drop(self, handle: int) -> None:
-        """Note that a token has been thrown away; if it was held, it comes back with the next call or soon. Safe to
-        call from a finaliser, at any moment."""
-        if self._arena.live(handle):
-            self._guard.late.append(~handle)
-            self._nudge()
-
-    def collect(self) -> None:
-        """Take back what was thrown away, and wake whoever is still to be woken."""
-        with self._guard:
-            pass
-
-    def holds(self, token: Token) -> bool:
-        """True while the lease of `token`, one of this pool's, lasts."""
-        if not isinstance(token, Token):
-            raise TypeError(f"token must be a Token, got {type(token).__name__}")
-        return token._permits is self and self._arena.live(token._handle)
-
-    def state_of(self, token: Token) -> str:
-        """``"busy"``, ``"revoked"`` or ``"released"``."""
-        if not self.holds(token):
-            return "released"
-        state = self._state(token._handle)
-        if not self._arena.live(token._handle):
-            return "released"  # meanwhile
-        return "busy" if state == BUSY else "revoked"
-
-    def adopt(self, token: Token) -> None:
-        """From now on `owner()` counts as who acquired `token`."""
-        self._own(token)
-        with self._guard:
-            if self._arena.live(token._handle):
-                self._arena.key[token._handle & _SLOT] = owner()
-
-    # Leases that end without a beat.
-
-    def beat(self, token: Token) -> None:
-        """Note that the holder of `token` is alive.
-
-        Raises:
-            TokenRevoked: The token has been asked back.
-            StaleToken, TypeError, ValueError: As `release`.
-        """
-        self._own(token)
-        now_ns = self._now_ns()
-        with self._guard:
-            if not self._arena.live(token._handle):
-                raise stale_token("beat for")
-            if self._state(token._handle) != BUSY:
-                raise revoked_token()
-            self._arena.ready_ns[token._handle & _SLOT] = now_ns
-
-    def expire(self, stretch: float = 1.0) -> tuple[list[Token], list[Token]]:
-        """Revoke the leases that have missed their beat, and end those whose grace time is over.
-
-        Args:
-            stretch: Beats may be late by this factor.
-
-        Returns:
-            Tokens revoked now, and tokens ended now. They are views: to drop them means nothing.
-        """
-        now_ns = self._now_ns()
-        arena, revoked, fenced = self._arena, list[Token](), list[Token]()
-        with self._guard:
-            for slot in self._leases.due(now_ns):
-                handle = self._handle(slot)
-                if self._state(handle) != BUSY:
-                    fenced.append(self._view(handle))
-                    arena.arrival_ns[slot] = FAILED
-                    self._end(handle)
-                    continue
-                due_ns = arena.ready_ns[slot] + int(min(arena.commit_ns[slot] * stretch, FOREVER_NS))
-                if due_ns > now_ns:
-                    self._leases.arm(slot, due_ns)
-                else:
-                    self._ask_back(handle, now_ns + self.grace_ns)
-                    revoked.append(self._view(handle))
-            self._serve()
-        return revoked, fenced
-
-    def revoke(self, token: Token) -> bool:
-        """Ask a token back: its holder has the grace time to release it, and the lease ends then in any case.
-
-        Returns:
-            False if it has been asked back already, or its lease has ended.
-        """
-        self._own(token)
-        now_ns = self._now_ns()
-        with self._guard:
-            if not self._arena.live(token._handle) or self._state(token._handle) != BUSY:
-                return False
-            self._ask_back(token._handle, now_ns + self.grace_ns)
-        return True
-
-    def next_lease_ns(self) -> int | None:
-        """When `expire` is to be called next, or None."""
-        with self._guard:
-            return self._leases.next_ns()
-
     # The whole.
 
     def resize(self, capacity: int) -> None:
@@ -404,154 +291,3 @@ class Permits(Ledger):
                 place.waiter.index = -1
         generations = [word >> 8 for word in self._arena.word._words]
         self._build(self._budget.capacity, max(generations) + 1)
-
-    # Looking.
-
-    @property
-    def capacity(self) -> int:
-        """Units in all."""
-        return self._budget.capacity
-
-    @property
-    def held(self) -> int:
-        """Units held now."""
-        return self._budget.held
-
-    @property
-    def free(self) -> int:
-        """Units free now, reserved ones included; 0 while more are held than there are after a cut."""
-        return max(0, self._budget.free)
-
-    def __len__(self) -> int:
-        """Tokens held now."""
-        return len(self._arena)
-
-    def tokens(self) -> list[Token]:
-        """Views of all tokens held now; to drop them means nothing."""
-        with self._guard:
-            return [self._view(handle) for handle in self._handles()]
-
-    def owned(self, who: int) -> int:
-        """How many tokens somebody, named by `owner()`, has acquired and still holds."""
-        with self._guard:
-            return sum(self._arena.key[handle & _SLOT] == who for handle in self._handles())
-
-    def most_urgent(self) -> int:
-        """The most urgent tier that waits, or -1."""
-        with self._guard:
-            return min((line.level for line in self._lines), default=-1)
-
-    def by_tier(self) -> dict[int, tuple[int, int, int]]:
-        """For each tier with any of these: units held, requests waiting, units reserved."""
-        with self._guard:
-            found: dict[int, list[int]] = {}
-            for tier, _ in self._floors:
-                found[tier] = [0, 0, self._budget.floor[self._budget.group[tier]]]
-            for handle in self._handles():
-                slot = handle & _SLOT
-                found.setdefault(self._arena.group[slot], [0, 0, 0])[0] += self._arena.cost[slot]
-            for line in self._lines:
-                found.setdefault(line.level, [0, 0, 0])[1] += len(line.waiters)
-            return {level: (held, waiting, kept) for level, (held, waiting, kept) in sorted(found.items())}
-
-    def by_tenant(self) -> dict[str, tuple[int, int, int]]:
-        """For each tenant that holds or waits: units held, requests waiting, its cap or -1."""
-        with self._guard:
-            tenants = self._budget.tenants.items()
-            return {name: (one.held, one.waiting, one.cap) for name, one in tenants if name is not None}
-
-    def predict_ns(self, priority: int | str = 1, cost: int = 1) -> int:
-        """How long a newcomer would wait, by the rate at which units came back lately, or -1 if that is not known."""
-        level, cost = check_priority(priority), check_size("cost", cost, 1)
-        with self._guard:
-            if self._rate_units <= 0 or self._rate_ns <= 0:
-                return -1
-            ahead = sum(self._lines.units[: level + 1]) + cost - self._budget.free
-            return int(min(max(0, ahead) / self._rate_units * self._rate_ns, FOREVER_NS))
-
-    def check(self) -> None:
-        """Recount everything.
-
-        Raises:
-            AssertionError: An invariant is broken, which is a bug in relay.
-        """
-        with self._guard:
-            self._check()
-
-    def _give_back(self, token: Token, kind: type[BaseException] | None) -> None:
-        self._own(token)
-        with self._guard:
-            if not self._arena.live(token._handle):
-                raise stale_token("release")
-            if kind is not None:
-                self._arena.arrival_ns[token._handle & _SLOT] = FAILED if issubclass(kind, Exception) else UNUSED
-            if self._guard.depth > 1:
-                self._guard.late.append(token._handle)
-            else:
-                self._end(token._handle)
-                self._serve()
-
-    def _own(self, token: Token) -> None:
-        if not isinstance(token, Token):
-            raise TypeError(f"token must be a Token, got {type(token).__name__}")
-        if token._permits is not self:
-            raise ValueError("this token belongs to another pool; call token.release(), which knows its own")
-
-    # Hooks.
-
-    def _wait(
-        self, priority: int | str, timeout: float | None, cost: int, tenant: str | None, heartbeat: float | None,
-        retry: Any,
-    ) -> Token:  # fmt: skip
-        """Wait for a token on this thread, or with retries."""
-        raise NotImplementedError
-
-    def _wait_async(
-        self, priority: int | str, timeout: float | None, cost: int, tenant: str | None, heartbeat: float | None,
-        retry: Any,
-    ) -> Coroutine[Any, Any, Token]:  # fmt: skip
-        """Wait for a token on a loop, with retries."""
-        raise NotImplementedError
-
-    def _limit_ns(self, timeout: float | None) -> int:
-        """A time limit in ns, -1 for none; ValueError."""
-        raise NotImplementedError
-
-    def _beats_ns(self, heartbeat: float | None) -> int:
-        """A heartbeat in ns, -1 for the pool's own; ValueError."""
-        raise NotImplementedError
-
-    def _join(
-        self, waiter: Any, priority: int | str, cost: int, tenant: str | None, heartbeat_ns: int, arrival_ns: int
-    ) -> Token | None:
-        """`acquire_or_join`, or an error where it is no use to wait; overridden where `custom` is set."""
-        token = self.acquire_or_join(priority, None, waiter, cost, tenant, heartbeat_ns, arrival_ns)
-        if waiter.index == NO_PLACE:
-            self._refuse(check_priority(priority), cost)
-        return token
-
-    def _get_ready(self) -> None:
-        """Somebody may be about to wait, and `ready` is not set."""
-        self.ready = True
-
-    def _arm(self, waiter: Any, limit_ns: int) -> None:
-        """Wake a waiter so many ns from now."""
-        raise NotImplementedError
-
-    def _left(self, waiter: Any) -> None:
-        """A waiter has left the line; called where it was armed, or `custom` is set."""
-        raise NotImplementedError
-
-    def _refuse(self, priority: int, cost: int) -> None:
-        """Raise for one who found too many in line."""
-        raise NotImplementedError
-
-    def _empty_handed(self, priority: int | str, timeout: float | None) -> Exception:
-        """The error for one who has waited in vain."""
-        raise NotImplementedError
-
-    def _trace(self, token: Token) -> None:
-        """A token has been granted, while `traced` is set."""
-
-    def _nudge(self) -> None:
-        """Something has been thrown away: see to it that `collect` is called soon. Called from finalisers."""

@@ -1,9 +1,9 @@
 """RequestQueue: the slots of one model, from admission to the end of the run.
 
-Owns, with `_requests`, the arena, the heap of those ready to run, the timers of those with a deadline, the map of
-identical requests, and the list of owners (one object a slot). Any thread may call any method; each call is atomic and
-none runs user code or waits for it. The invariant: a slot is in the heap exactly while it is QUEUED and not pinned, has
-a timer only while it is QUEUED, and has an owner exactly while it is leased.
+Owns, with `_requests` and `_admission`, the arena, the heap of those ready to run, the timers of those with a deadline,
+the map of identical requests, and the list of owners (one object a slot). Any thread may call any method; each call is
+atomic and none runs user code or waits for it. The invariant: a slot is in the heap exactly while it is QUEUED and not
+pinned, has a timer only while it is QUEUED, and has an owner exactly while it is leased.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relay._pure._requests import Requests
-from relay._pure._rows import BLOCK
-from relay._pure.arena import DROP_DEFERRED, DROP_FREED
-from relay._pure.state import BUSY, DROPPED, IDLE, PINNED, QUEUED, as_int32, as_int64, flags_of, slot_of, state_of
+from relay._pure._admission import FULL, Admission
+from relay._pure.arena import DROP_DEFERRED, DROP_FREED, NO_BLOCKS
+from relay._pure.state import BUSY, DROPPED, IDLE, QUEUED, as_int32, as_int64, flags_of, slot_of, state_of
 
 __all__ = ["FULL", "LOOK_PAST", "NO_BLOCKS", "RequestQueue"]
 
-FULL = -1
-NO_BLOCKS = -2
 LOOK_PAST = 256
 """How many requests of another group `take` looks past at most."""
 
 
-class RequestQueue(Requests):
+class RequestQueue(Admission):
     """The queue of one model.
 
     Args:
@@ -40,140 +37,6 @@ class RequestQueue(Requests):
     """
 
     __slots__ = ()
-
-    def admit(
-        self,
-        owner: Any,
-        key: int,
-        now_ns: int,
-        deadline_ns: int = -1,
-        cost: int = 1,
-        group: int = 0,
-        ids: int = -1,
-        claim: bool = False,
-    ) -> int:
-        """Leases a slot for a request.
-
-        Args:
-            owner: Any object but None; `take`, `due`, `find` and `owner` give it back.
-            key: The order; smaller runs first, equal keys in order of arrival.
-            now_ns: The time of arrival.
-            deadline_ns: When it must have been started, or -1.
-            cost: Its size, for the batch's limit.
-            group: Only equal groups share a batch.
-            ids: How many input ids to reserve room for: the slot is then pinned, and stays out of the heap until
-                `ready`. -1: ready at once.
-            claim: Use up one promised place.
-
-        Returns:
-            A handle; `FULL`; or `NO_BLOCKS` if there is no room for that many ids. A promise is used up in any case.
-
-        Raises:
-            TypeError: A number is not an int.
-            OverflowError: `key` or a time does not fit in 64 bits, or another number in 32.
-            ValueError: No place is promised.
-        """
-        key, now_ns = as_int64("key", key), as_int64("now_ns", now_ns)
-        deadline_ns = as_int64("deadline_ns", deadline_ns)
-        cost, group, ids = as_int32("cost", cost), as_int32("group", group), as_int32("ids", ids)
-        with self._lock:
-            if claim:
-                self.forgo()
-            elif self.free <= 0:
-                return FULL
-            handle = self._lease(owner, key, now_ns, deadline_ns, cost, group, ids)
-        if ids < 0:
-            self._wake_lane()
-        return handle
-
-    def admit_all(
-        self,
-        owners: Sequence[Any],
-        key: int,
-        now_ns: int,
-        deadline_ns: int = -1,
-        costs: Sequence[int] | None = None,
-        group: int = 0,
-        ids: Sequence[int] | None = None,
-    ) -> list[int] | None:
-        """Leases a slot for each of several requests of one key, or for none of them.
-
-        Args:
-            owners: One object a request.
-            key, now_ns, deadline_ns, group: As for `admit`, for all of them.
-            costs: Their sizes; None: 1 each.
-            ids: Input ids to reserve for each; None: ready at once.
-
-        Returns:
-            The handles in order, or None if there is no room for all.
-
-        Raises:
-            TypeError, OverflowError: As for `admit`.
-            ValueError: There are not as many costs, or ids, as owners.
-        """
-        key, now_ns = as_int64("key", key), as_int64("now_ns", now_ns)
-        deadline_ns, group = as_int64("deadline_ns", deadline_ns), as_int32("group", group)
-        owners = list(owners)
-        sizes = [1] * len(owners) if costs is None else [as_int32("cost", cost) for cost in costs]
-        reserve = [-1] * len(owners) if ids is None else [as_int32("ids", count) for count in ids]
-        for name, numbers in (("costs", sizes), ("ids", reserve)):
-            if len(numbers) != len(owners):
-                raise ValueError(f"{len(numbers)} {name} were given for {len(owners)} owners; give one for each")
-        with self._lock:
-            if self.free < len(owners) or not self._room_for(reserve):
-                return None
-            handles = [
-                self._lease(owner, key, now_ns, deadline_ns, size, group, count)
-                for owner, size, count in zip(owners, sizes, reserve, strict=True)
-            ]
-        if min(reserve, default=0) < 0:
-            self._wake_lane()
-        return handles
-
-    def promise(self) -> bool:
-        """Sets one free slot aside for someone who waits for room. False if there is none, or no room for the longest
-        row."""
-        with self._lock:
-            if self.free <= 0 or not self._room_for([self.arena.max_length]):
-                return False
-            self._promised += 1
-            return True
-
-    def forgo(self) -> None:
-        """Gives a promised slot back.
-
-        Raises:
-            ValueError: No place is promised.
-        """
-        with self._lock:
-            if not self._promised:
-                raise ValueError("no place is promised; call promise() first")
-            self._promised -= 1
-
-    def write(self, handle: int, ids: Sequence[int], split: int = -1) -> bool:
-        """Writes a pinned slot's input ids, as `Arena.write_ids`; their number becomes its cost."""
-        with self._lock:
-            if not self.arena.write_ids(handle, ids, split):
-                return False
-            slot = slot_of(handle)
-            self.arena.cost[slot] = max(self.arena.length[slot], 1)
-            return True
-
-    def ready(self, handle: int, now_ns: int) -> bool:
-        """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is free now), or is stale or
-        not pinned."""
-        handle, now_ns, _gone = as_int64("handle", handle), as_int64("now_ns", now_ns), None
-        with self._lock:
-            if not self._word(handle) & PINNED or state_of(self._word(handle)) != QUEUED:
-                return False
-            slot = slot_of(handle)
-            if not self.arena.unpin(handle):
-                _gone = self._forget(slot, handle)
-                return False
-            self.arena.ready_ns[slot] = now_ns
-            self._heap.push(self.arena.key[slot], slot)
-        self._wake_lane()
-        return True
 
     def take(self, most: int, most_cost: int, now_ns: int) -> tuple[list[int], list[Any], list[Any]]:
         """Chooses the members of a batch, most urgent first, and commits them.
@@ -230,22 +93,6 @@ class RequestQueue(Requests):
                 if arena.queued(handle):
                     self._heap.push_seq(arena.key[slot_of(handle)], seq, slot_of(handle))
             return handles, owners, late
-
-    def park(self) -> bool:
-        """Says that a lane is about to sleep. False, and no such thing, if something is ready."""
-        with self._lock:
-            if len(self._heap):
-                return False
-            self._parked += 1
-            return True
-
-    def unpark(self) -> bool:
-        """True if a lane sleeps, and is now the caller's to wake: for endings; what becomes ready wakes by itself."""
-        with self._lock:
-            if not self._parked:
-                return False
-            self._parked -= 1
-            return True
 
     def cancel(self, handle: int) -> int:
         """Drops a request that is still queued; the answers are those of `Arena.drop`."""
@@ -310,26 +157,3 @@ class RequestQueue(Requests):
                     raise AssertionError(
                         f"slot {slot} is ready but not in the heap, or the reverse; this is a bug in relay"
                     )
-
-    def _wake_lane(self) -> None:
-        if self._wake is not None and self._parked and len(self._heap) and self.unpark():
-            self._wake()
-
-    def _room_for(self, ids: Sequence[int]) -> bool:
-        """Whether rows of all these lengths find blocks."""
-        longest = self.arena.max_length
-        return sum(-(-min(max(count, 0), longest) // BLOCK) for count in ids) <= self.arena.free_blocks
-
-    def _lease(self, owner: Any, key: int, now_ns: int, deadline_ns: int, cost: int, group: int, ids: int) -> int:
-        handle = self.arena.lease(key, now_ns, cost, 0, 0, max(ids, 0), ids >= 0)
-        if handle < 0:
-            return handle
-        slot = slot_of(handle)
-        self._owners[slot] = owner
-        self.arena.group[slot] = group
-        if deadline_ns >= 0:
-            self.arena.deadline_ns[slot] = deadline_ns
-            self._timers.arm(slot, deadline_ns)
-        if ids < 0:
-            self._heap.push(key, slot)
-        return handle
