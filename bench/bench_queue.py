@@ -1,9 +1,10 @@
-"""The queue of a model on both sides: what one request costs from admission to the end, by batch size; run with
-pytest-benchmark."""
+"""The queue of a model on both sides: what a request costs from admission to the end, by batch size, and what it costs
+to choose a batch among sizes that differ; run with pytest-benchmark."""
 
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,32 @@ def test_admit_take_finish(benchmark: Callable[..., object], side: str, size: in
             finish(take(size, 0, 0)[0])
 
     benchmark(turns)
+    queue.check()
+
+
+@pytest.mark.parametrize("ready", [256, 4096])
+@pytest.mark.parametrize("sizes", ["equal", "mixed"])
+@pytest.mark.parametrize("side", ["_pure", "_core"])
+def test_take_of_64(benchmark: Any, side: str, sizes: str, ready: int) -> None:
+    """The take alone, out of so many that are ready; a window of 256 where sizes differ, and who leaves is replaced."""
+    queue = importlib.import_module(f"relay.{side}.queue").RequestQueue(8192, overdue_every=8)
+    rng, owner, key = random.Random(1), object(), 0
+    taken: Any = None
+
+    def replace() -> None:
+        nonlocal key
+        if taken is not None:
+            queue.finish(taken[0])
+        while queue.queued < ready:
+            cost = 40 if sizes == "equal" else min(512, int(rng.lognormvariate(4, 0.8)) + 3)
+            queue.admit(owner, key, key, -1, cost)
+            key += 1
+
+    def take() -> None:
+        nonlocal taken
+        taken = queue.take(64, 0, 0, (3e5, 1e4, 2e4, 10.0))
+
+    benchmark.pedantic(take, setup=replace, rounds=300 if side == "_core" else 50)
     queue.check()
 
 

@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 # Before any test imports one of them, for pytest cannot rewrite what is loaded already.
-pytest.register_assert_rewrite("both", "pools", "collecting")
+pytest.register_assert_rewrite("both", "pools", "collecting", "engine_kit")
 
 T = TypeVar("T")
 

@@ -75,7 +75,7 @@ def test_queue(core: Core, seed: int) -> None:
     each = OPERATIONS[core.side] // THREADS
     slots = 24
     woken: list[int] = []
-    queue = core.watch(core.queue.RequestQueue(slots, slots * 48, 64, lambda: woken.append(1)))
+    queue = core.watch(core.queue.RequestQueue(slots, slots * 48, 64, woken.append, overdue_every=4))
     admitted: list[list[int]] = [[] for _ in range(THREADS)]
     ended: list[list[int]] = [[] for _ in range(THREADS)]
     pinned: list[list[tuple[int, int]]] = [[] for _ in range(THREADS)]
@@ -92,7 +92,8 @@ def test_queue(core: Core, seed: int) -> None:
                 rows = rng.random() < 0.6
                 by = now + rng.randrange(200) if rng.random() < 0.3 else -1
                 claim = act == 0 and queue.promise()
-                handle = queue.admit(serial, rng.randrange(4), now, by, 1, rng.randrange(2), 40 if rows else -1, claim)
+                facts = 1 + rng.randrange(3), rng.randrange(2), 40 if rows else -1, claim, rng.randrange(3), now + 20
+                handle = queue.admit(serial, rng.randrange(4), now, by, *facts)
                 if handle >= 0:
                     admitted[me].append(serial)
                     recent[rng.randrange(64)] = handle
@@ -114,20 +115,25 @@ def test_queue(core: Core, seed: int) -> None:
                         ended[me].append(owner)
             elif act == 11:
                 target = rng.choice(recent)
-                queue.lift(target, rng.randrange(-3, 3))
+                queue.lift(target, rng.randrange(-3, 3), rng.randrange(3), now)
                 queue.set_deadline(target, now + 50, now + rng.randrange(50))
                 with contextlib.suppress(ValueError):  # it is bound already
                     queue.bind(rng.randrange(8), target)
                 queue.find(rng.randrange(8))
             elif act == 12 and queue.promise():
                 queue.forgo()
-            elif act == 13 and queue.park() and rng.random() < 0.5:
-                queue.unpark()
+            elif act == 13 and queue.park(me, rng.randrange(1, 4)) and rng.random() < 0.5:
+                assert queue.unpark(me) in (me, -1)
+            elif act == 14 and rng.random() < 0.2:
+                queue.share(rng.choice(recent))
+                handle, owner = queue.displace(rng.randrange(3))
+                if handle >= 0:
+                    ended[me].append(owner)
             else:
                 take(me, now)
 
     def take(me: int, now: int) -> None:
-        handles, owners, late = queue.take(4, 0, now)
+        handles, owners, late = queue.take(4, 0, now, (1.0, 1.0, 1.0, 0.0) if now % 2 else None, now % 3 * 8)[:3]
         ended[me] += late
         for handle, owner in zip(handles, owners, strict=True):
             row = queue.arena.ids(handle)

@@ -78,12 +78,12 @@ def gate() -> Iterator[Gate]:
 def all_locks(r: Any) -> list[Any]:
     """Whatever a thread of the parent may hold."""
     desk = r._desk
-    parts = [r._dispatcher, desk, desk.queue, desk.room, desk.counts, desk.deadlines, desk.deadlines.alarm]
-    if desk._tokenising is not None:
-        parts.append(desk._tokenising.helpers)
+    parts = [*r._dispatcher.lanes, desk, desk.queue, desk.room, desk.counts, desk.deadlines, desk.deadlines.alarm]
+    if desk._preparing is not None:
+        parts.append(desk._preparing.helpers)
     if hasattr(desk.queue, "_lock"):
         parts.append(desk.queue.arena.word)
-    names = ("_lock", "_start_lock", "_timing", "_start")
+    names = ("_lock", "_starting", "_timing", "_start")
     values = [getattr(part, name, None) for part in parts for name in names]
     return [value for value in values if hasattr(value, "acquire")]
 
@@ -91,9 +91,9 @@ def all_locks(r: Any) -> list[Any]:
 def use(r: Any, item: Any = "ab") -> None:
     """All a child may do with a relay."""
     empty = r.snapshot()
-    assert {name: getattr(empty, name) for name in empty.__slots__ if name not in ("name", "backend", "capacity")} == {
-        name: 0 for name in empty.__slots__ if name not in ("name", "backend", "capacity")
-    }
+    settings = ("name", "backend", "capacity", "limit", "lanes")
+    told = {name: getattr(empty, name) for name in empty.__slots__ if name not in settings}
+    assert not {name: value for name, value in told.items() if getattr(value, "count", value)}
     assert empty.capacity == r.limits.max_queue and r.ready and r.healthy
     assert len(threading.enumerate()) == 1
     r.check()

@@ -178,7 +178,7 @@ def test_joined_between_the_look_and_the_drop(lab: Lab, letters: Any, monkeypatc
     assert tokenizer.entered.acquire(timeout=30)
     leader = r.submit("x")
     joined: list[Any] = []
-    names = type(desk._tokenising)._work.__globals__  # of this side's module
+    names = type(desk._preparing)._work.__globals__  # of this side's module
     wanted = names["wanted"]
     desk._drop_if_unwanted = lambda owner, handle: None  # the canceller is held up before it drops the request
 

@@ -64,7 +64,7 @@ class Line:
         self.queue.ready(self.handle, 1)
 
     def take(self, now_ns: int = 10) -> None:
-        handles, owners, late = self.queue.take(2, 0, now_ns)
+        handles, owners, late = self.queue.take(2, 0, now_ns)[:3]
         self.told += late
         rows = self.gathered(handles)
         for handle, owner, row in zip(handles, owners, rows, strict=True):
@@ -95,7 +95,7 @@ class Line:
                 self.told.append(owner)
 
     def take_late(self) -> None:
-        handles, owners, late = self.queue.take(2, 0, 1_000)
+        handles, owners, late = self.queue.take(2, 0, 1_000)[:3]
         assert not handles and not owners
         self.told += late
 
@@ -238,11 +238,13 @@ def test_a_taker_is_interrupted_for_each_member() -> None:
     """`take` holds several nodes out of the heap, passed over or about to be committed; any of them may be cancelled,
     lifted, or replaced in its slot meanwhile."""
     names = ["a", "b", "c", "d"]
-    for victim, moment, again in itertools.product(range(4), range(2), [False, True]):
-        queue = Core("pure").queue.RequestQueue(4, 4 * 64, 64)
-        handles = [queue.admit(name, i, 0, -1, 1, i % 2, 8) for i, name in enumerate(names)]
+    lines = [None, (0.0, 1.0, 0.0, 0.0), (50.0, 0.0, 1.0, 0.0)]  # in order, in order, and by size
+    for victim, moment, again, line, every in itertools.product(range(4), range(2), [False, True], lines, [0, 2]):
+        queue = Core("pure").queue.RequestQueue(4, 4 * 64, 64, overdue_every=every)
+        groups = [0] * 4 if line else [0, 1, 0, 1]
+        handles = [queue.admit(name, i, 0, -1, 1, groups[i], 8, False, i % 2, 5) for i, name in enumerate(names)]
         for i, handle in enumerate(handles):
-            assert queue.write(handle, [i] * 8) and queue.ready(handle, 0)
+            assert queue.write(handle, [i] * (8 + i)) and queue.ready(handle, 0)
         fresh: list[int] = []
         codes: list[int] = []
 
@@ -259,15 +261,15 @@ def test_a_taker_is_interrupted_for_each_member() -> None:
         assert not at(("commit", moment), other)
         ran: list[tuple[str, list[int]]] = []
         for _ in range(4):
-            taken, owners, _ = queue.take(4, 0, 0)
+            taken, owners, _ = queue.take(4, 0, 9 * every, line)[:3]
             ran += [(owner, queue.arena.ids(handle)) for handle, owner in zip(taken, owners, strict=True)]
             queue.check()
             queue.finish(taken)
         pure_arena.step = None
-        expected = {name: [i] * 8 for i, name in enumerate(names) if i != victim or codes != [FREED]}
+        expected = {name: [i] * (8 + i) for i, name in enumerate(names) if i != victim or codes != [FREED]}
         if fresh and fresh[0] >= 0:
             expected["new"] = [99] * 8
-        assert len(ran) == len(expected) and dict(ran) == expected, (victim, moment, again)
+        assert len(ran) == len(expected) and dict(ran) == expected, (victim, moment, again, line, every)
         queue.check()
         assert len(queue) == 0
 
@@ -289,7 +291,7 @@ def test_a_row_that_is_being_read_is_not_given_away(core: Core) -> None:
     line = Line(core.side)
     for call in ("admit", "write", "ready"):
         getattr(line, call)()
-    (handle,), _, _ = line.queue.take(1, 0, 0)
+    (handle,) = line.queue.take(1, 0, 0)[0]
     assert line.queue.bind(1, handle) and line.queue.arena.pin(handle)
     assert line.queue.cancel(handle) == BUSY_DROP and not line.queue.ready(handle, 0)
     line.queue.finish([handle])
@@ -341,7 +343,7 @@ def test_random_schedules(core: Core, rng: random.Random) -> None:
                         if not queue.arena.live(handle):
                             stale.append((owner, live.pop(owner)))
             elif act == "take":
-                taken, owners, late = queue.take(2, 0, turn)
+                taken, owners, late = queue.take(2, 0, turn)[:3]
                 for owner in late:
                     ended[owner].append("late")
                     stale.append((owner, live.pop(owner)))

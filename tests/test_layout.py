@@ -16,7 +16,7 @@ from relay import errors
 
 NAMES = """
 BATCH INTERACTIVE REALTIME
-Batch Limits Relay RelaySnapshot Ticket Timing batched
+Batch CurrentBatch Limits Relay RelaySnapshot Spread Ticket Timing batched current_batch
 Token TokenPool PoolSnapshot TierSnapshot TenantSnapshot HeldToken Left
 Policy DynamicPriority StrictPriority Weighted RoundRobin Facts Retry RetryBudget
 PureBackendWarning backend

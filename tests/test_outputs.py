@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import relay
-from relay.outputs import member_error, rows_of
+from relay.outputs import finite_rows, member_error, non_finite, rows_of
 
 if TYPE_CHECKING:
     from both import Lab
@@ -69,7 +72,7 @@ def kind(error: Any) -> str:
 @pytest.mark.parametrize("error", ORDINARY, ids=kind)
 def test_d3_a_failing_batch_fails_its_own_members(lab: Lab, error: Exception) -> None:
     model = lab.model()
-    r = lab.start(model, name="d3", max_batch_size=4)
+    r = lab.start(model, name="d3", max_batch_size=4, isolate=False)
     with lab.testing.paused(r, model):
         tickets = [r.submit(i) for i in range(6)]
         model.release()  # of the plug
@@ -91,14 +94,14 @@ def test_d3_a_failing_batch_fails_its_own_members(lab: Lab, error: Exception) ->
 @pytest.mark.parametrize("error", WRAPPED, ids=kind)
 def test_d3_errors_that_would_stop_the_waiter_come_wrapped(lab: Lab, error: BaseException) -> None:
     r = lab.start(lab.model())
-    r._dispatcher._model.fail_next(error)
+    r._dispatcher.lanes[0].model.fail_next(error)
     ticket = r.submit(1)
     with pytest.raises(relay.ModelError, match=f"the model raised {type(error).__name__}") as caught:
         ticket.result(30)
     assert caught.value.__cause__ is error
 
     async def main() -> None:
-        r._dispatcher._model.fail_next(error)
+        r._dispatcher.lanes[0].model.fail_next(error)
         with pytest.raises(relay.ModelError):
             await r.submit(2)
         assert await r.submit(3) == 3
@@ -130,7 +133,7 @@ def test_the_cause_is_kept() -> None:
 @pytest.mark.parametrize("error", [Broken("x"), BrokenBase("x")], ids=kind)
 def test_errors_whose_own_code_raises(lab: Lab, error: BaseException) -> None:
     model = lab.model()
-    r = lab.start(model)
+    r = lab.start(model, isolate=False)
     with lab.testing.paused(r, model):
         tickets = [r.submit(i) for i in range(3)]
         model.release()
@@ -198,7 +201,7 @@ def test_bad_outputs(output: Any, text: str) -> None:
 def test_bad_output_reaches_each_caller(lab: Lab) -> None:
     model = lab.model()
     answers: list[Any] = []
-    r = lab.start(lambda items: model(items) and (answers.pop() if answers else items))
+    r = lab.start(lambda items: model(items) and (answers.pop() if answers else items), isolate=False)
     with lab.testing.paused(r, model, "plug"):
         tickets = [r.submit(i) for i in range(2)]
         answers[:] = [{}, ["plug"]]
@@ -251,3 +254,108 @@ def test_tensors(lab: Lab) -> None:
     assert "torch" in sys.modules
     with pytest.raises(relay.BadOutput, match="returned Tensor"):
         rows_of(torch.tensor(3), 1)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def broken(shape: tuple[int, ...], dtype: str, at: dict[int, Any]) -> Any:
+    array = np.ones(shape, dtype)
+    for row, value in at.items():
+        array[row].flat[-1] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("output", "bad"),
+    [
+        (broken((5, 4), "f4", {2: NAN}), [2]),
+        (broken((5, 4), "f4", {0: INF, 4: -INF}), [0, 4]),
+        (broken((5, 3, 2), "f2", {1: NAN}), [1]),
+        (broken((5, 3, 2), "f8", {3: INF}), [3]),
+        (broken((3, 2), "c8", {1: complex(0, NAN)}), [1]),
+        (np.array([1.0, NAN, INF]), [1, 2]),
+        (broken((4, 4), "f4", {1: NAN})[::2], []),
+        (broken((4, 4), "f4", {1: NAN}).T[3:], [0]),
+        (np.full((4, 600), 3e38, "f4"), []),  # whose sum is infinite
+        (np.full((4, 600), 6e4, "f2"), []),
+        (np.ones((4, 2), "i8"), []),
+        (np.array([["a"], ["b"]]), []),
+        (np.ones((3, 0), "f4"), []),
+        (np.array([1.0, NAN, "x", None], object), [1]),
+        (np.array(["2020", "NaT"], "M8[D]"), []),
+        ([1.0, NAN, -INF, 2], [1, 2]),
+        ([1j, complex(NAN, 0), complex(0, INF)], [1, 2]),
+        ([np.float32("nan"), np.float64(1), np.float64("inf"), np.int8(1), np.complex64(NAN)], [0, 2, 4]),
+        ([broken((3,), "f4", {}), np.array([1, NAN]), np.array(["x"]), np.ones(0), np.array(NAN)], [1, 4]),
+        ([[1.0, 2.0], [1.0, NAN], [INF, -INF], [1e308, 1e308], [], (1.0, NAN)], [1, 2, 5]),
+        ([[1, NAN], [None, NAN], ["x", INF], [1.0, "x"], [1.0, 10**400], [1.0, None, NAN]], [0, 1, 2, 5]),
+        ([[[1.0], [NAN]], [np.ones(2), np.array([INF])], [[[[1.0]]]]], [0, 1]),
+        ([None, "nan", b"", {"score": NAN}, ValueError(NAN), float, object(), True, 10**400, {NAN}], []),
+        ([], []),
+    ],
+    ids=repr,
+)
+@pytest.mark.filterwarnings("error")
+def test_d9_non_finite_rows_are_found(output: Any, bad: list[int]) -> None:
+    assert non_finite(output) == bad
+
+
+def test_d9_only_the_bad_rows_fail() -> None:
+    output = broken((5, 4), "f4", {2: NAN})
+    rows = finite_rows(output, rows_of(output, 5))
+    assert [type(row) for row in rows] == [np.ndarray] * 2 + [relay.NonFiniteOutput] + [np.ndarray] * 2
+    with pytest.raises(relay.NonFiniteOutput, match="NaN or infinity for this item; look at the item, .*check_finite"):
+        raise rows[2]
+    own = [1.0, NAN, INF]  # the model's list is not touched, and each row has an error of its own
+    rows = finite_rows(own, rows_of(own, 3))
+    assert rows[1] is not rows[2] and own[2] == INF
+    fine = [1.0, 2.0]
+    assert finite_rows(fine, fine) is fine
+
+
+def test_rows_that_lie_are_left_alone() -> None:
+    class Liar:
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("none of your business")
+
+        @__class__.setter
+        def __class__(self, value: Any) -> None: ...
+
+        def __add__(self, other: Any) -> Any:
+            raise ValueError
+
+        __radd__ = __add__
+
+    endless: list[Any] = [1]
+    endless.append(endless)
+    assert non_finite([Liar(), [Liar()], endless, [1.0, Liar()]]) == []
+
+
+@given(st.lists(st.lists(st.floats(width=32), min_size=3, max_size=3), min_size=1, max_size=9))
+def test_all_forms_agree(values: list[list[float]]) -> None:
+    bad = [i for i, row in enumerate(values) if not all(map(math.isfinite, row))]
+    array = np.array(values, "f4")
+    assert non_finite(array) == non_finite(values) == non_finite(list(array)) == non_finite(array.astype(object)) == bad
+
+
+@pytest.mark.hf
+def test_d9_tensors() -> None:
+    import torch
+
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64):
+        values = torch.ones(5, 3, 2, dtype=dtype)
+        assert non_finite(values) == [] == non_finite(list(values))
+        values[1, 2, 0] = NAN
+        values[4, 0, 1] = INF
+        assert non_finite(values) == [1, 4] == non_finite(list(values))
+        assert non_finite(values[::2]) == [2] and non_finite(values.permute(2, 1, 0)) == [0, 1]
+        rows = finite_rows(values, rows_of(values, 5))
+        assert [type(row) is relay.NonFiniteOutput for row in rows] == [False, True, False, False, True]
+    assert non_finite(torch.full((4, 600), 3e38)) == []
+    assert non_finite(torch.ones(4, 2, dtype=torch.int64)) == [] == non_finite(torch.ones(3, 0))
+    assert non_finite(torch.tensor([1.0, NAN])) == [1] == non_finite([torch.tensor(1.0), torch.tensor(NAN)])
+    assert non_finite(torch.tensor([[1.0], [NAN]], requires_grad=True)) == [1]
+    assert non_finite(torch.tensor([[1.0], [NAN]]).to(torch.float8_e5m2)) == [1]
+    assert non_finite(torch.ones(2, 2).to_sparse()) == []

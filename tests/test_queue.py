@@ -21,6 +21,7 @@ from relay.errors import StaleToken
 FULL, NO_BLOCKS = -1, -2
 STALE, FREED, DEFERRED, BUSY_DROP = 0, 1, 2, 3
 NEVER = 2**63 - 1
+NOTHING: Any = ([], [], [], 0, 0, 0)
 
 
 def test_comes_from_its_side(core: Core) -> None:
@@ -36,13 +37,13 @@ def make(core: Core) -> Callable[..., Any]:
     return lambda *args, **kwargs: core.watch(core.queue.RequestQueue(*args, **kwargs))
 
 
-def test_from_admission_to_the_end(make: Callable[..., Any]) -> None:
+def test_from_admission_to_the_end(make: Callable[..., Any], core: Core) -> None:
     queue = make(2)
     late, soon = queue.admit("late", 5, 100), queue.admit("soon", 3, 101)
     assert queue.admit("third", 0, 102) == FULL
     assert (len(queue), queue.queued, queue.free, queue.capacity) == (2, 2, 0, 2)
     assert queue.owner(late) == "late" and sorted(queue.owners()) == ["late", "soon"]
-    assert queue.take(1, 0, 200) == ([soon], ["soon"], [])
+    assert queue.take(1, 0, 200) == ([soon], ["soon"], [], core.queue.CLOSED_SIZE, 1, 1)
     assert (len(queue), queue.queued, queue.free) == (2, 1, 0)
     facts = queue.arena.facts(soon)
     assert (facts["arrival_ns"], facts["commit_ns"], facts["key"]) == (101, 200, 3)
@@ -64,7 +65,7 @@ def test_order_is_key_then_arrival_and_owners_are_never_compared(make: Callable[
     queue = make(1_000)
     owners: list[Any] = [[{}, np.zeros(2), Touchy()][i % 3] for i in range(1_000)]
     handles = [queue.admit(owner, i % 2, 0) for i, owner in enumerate(owners)]
-    taken, back, _ = queue.take(1_000, 0, 0)
+    taken, back = queue.take(1_000, 0, 0)[:2]
     assert taken == handles[::2] + handles[1::2]
     assert all(one is other for one, other in zip(back, owners[::2] + owners[1::2], strict=True))
     queue.finish(taken)
@@ -73,7 +74,7 @@ def test_order_is_key_then_arrival_and_owners_are_never_compared(make: Callable[
 def test_pinned_until_ready(make: Callable[..., Any]) -> None:
     queue = make(4, 320, 128)
     handle = queue.admit("a", 1, 0, ids=100)
-    assert queue.arena.free_blocks == 6 and queue.queued == 0 and queue.take(8, 0, 0) == ([], [], [])
+    assert queue.arena.free_blocks == 6 and queue.queued == 0 and queue.take(8, 0, 0) == NOTHING
     assert queue.write(handle, list(range(40)), 8) and queue.arena.free_blocks == 8
     assert queue.ready(handle, 77) and queue.queued == 1
     assert not queue.ready(handle, 78), "it is ready already"
@@ -142,13 +143,13 @@ def test_a_batch_ends_before_the_first_that_does_not_fit(make: Callable[..., Any
     assert queue.take(8, 12, 0)[1] == [4, 3], "three of 6 would be 18"
     assert queue.take(8, 12, 0)[1] == [6, 1]
     assert queue.take(8, 12, 0)[1] == [900], "the first always fits"
-    assert queue.take(0, 0, 0) == ([], [], []) == queue.take(-1, 0, 0)
+    assert queue.take(0, 0, 0) == NOTHING == queue.take(-1, 0, 0)
 
 
 def test_late_ones_are_dropped_not_run(make: Callable[..., Any]) -> None:
     queue = make(4)
     kept, late = queue.admit("kept", 1, 0, 101), queue.admit("late", 0, 0, 100)
-    assert queue.take(1, 0, 100) == ([kept], ["kept"], ["late"])
+    assert queue.take(1, 0, 100)[:3] == ([kept], ["kept"], ["late"])
     assert queue.owner(late) is None and queue.next_ns() is None and len(queue) == 1
 
 
@@ -161,7 +162,7 @@ def test_timers(make: Callable[..., Any]) -> None:
     assert queue.set_deadline(first, 60, 58) and queue.set_deadline(first, -1) and queue.next_ns() is None
     assert queue.set_deadline(second, NEVER, NEVER) and queue.next_ns() == NEVER
     assert queue.ready(second, 0) and queue.due(NEVER) == [(second, "b")]
-    taken, _, late = queue.take(4, 0, 10**6)
+    taken, _, late = queue.take(4, 0, 10**6)[:3]
     assert len(taken) == 2 and not late, "the deadline was taken away"
     assert not queue.set_deadline(first, 1, 1) and queue.next_ns() is None
     queue.finish(taken)
@@ -198,7 +199,8 @@ def test_all_or_none(make: Callable[..., Any]) -> None:
     queue = make(3, 96, 64)
     assert queue.admit_all([], 0, 0) == []
     assert queue.admit_all("abcd", 0, 0) is None and len(queue) == 0
-    a, b = queue.admit_all("ab", 7, 3, 90, [5, 6], 2, [64, 32])
+    a, b = queue.admit_all("ab", 7, 3, 90, [5, 6], (1, 2), [64, 32])
+    assert queue.arena.facts(a)["group"] == 1
     facts = queue.arena.facts(b)
     assert [facts[name] for name in ("key", "arrival_ns", "deadline_ns", "cost", "group")] == [7, 3, 90, 6, 2]
     assert queue.owner(a) == "a" and queue.queued == 0 and queue.arena.free_blocks == 0
@@ -210,6 +212,8 @@ def test_all_or_none(make: Callable[..., Any]) -> None:
         (TypeError, ("ab", 0, 0, -1, [1, "2"])), (OverflowError, ("ab", 0, 0, -1, [1, 2**31])),
         (TypeError, ("ab", 0, 0, -1, None, 0, [1, None])), (ValueError, ("ab", 0, 0, -1, [1])),
         (ValueError, ("ab", 0, 0, -1, None, 0, [1, 2, 3])),
+        (ValueError, ("ab", 0, 0, -1, None, [1])), (TypeError, ("ab", 0, 0, -1, None, [1, "2"])),
+        (ValueError, ("ab", 0, 0, -1, None, 0, None, 256)), (OverflowError, ("ab", 0, 0, -1, None, 0, None, 0, 2**63)),
     ]  # fmt: skip
     for kind, arguments in bad:
         with pytest.raises(kind):
@@ -237,23 +241,42 @@ def test_promises(make: Callable[..., Any]) -> None:
 
 def test_parking(make: Callable[..., Any]) -> None:
     woken: list[int] = []
-    queue = make(8, 64, 64, lambda: woken.append(1))
-    assert queue.park() and queue.park() and queue.unpark() and queue.park()
+    queue = make(8, 64, 64, woken.append)
+    assert queue.park(3) and queue.park(1) and queue.unpark() == 1 and queue.park(5)
     handle = queue.admit("a", 0, 0, ids=1)
     assert not woken
-    assert queue.ready(handle, 0) and len(woken) == 1
+    assert queue.ready(handle, 0) and woken == [3]
     queue.admit("b", 0, 0, ids=1)
-    assert len(woken) == 1, "nothing has become ready"
+    assert woken == [3], "nothing has become ready"
     queue.admit("c", 0, 0)
-    assert len(woken) == 2
+    assert woken == [3, 5]
     queue.admit("d", 0, 0)
-    assert len(woken) == 2 and not queue.park() and not queue.unpark(), "all are awake"
+    assert woken == [3, 5] and not queue.park() and queue.unpark() == -1, "all are awake"
     queue.take(8, 0, 0)
     assert queue.park()
     queue.admit_all("ef", 0, 0, ids=[1, 1])
-    assert len(woken) == 2
+    assert woken == [3, 5]
     queue.admit_all("gh", 0, 0)
-    assert len(woken) == 3 and not queue.unpark()
+    assert woken == [3, 5, 0] and queue.unpark() == -1
+
+
+def test_a_lane_waits_for_as_many_as_it_says(make: Callable[..., Any]) -> None:
+    woken: list[int] = []
+    queue = make(9, 0, 0, woken.append)
+    queue.admit("a", 0, 0)
+    assert not queue.park(0, 1) and not queue.park(0, 0), "so many are ready"
+    assert queue.park(0, 3) and queue.park(63, 2) and queue.park(7, 2)
+    queue.admit("b", 0, 0)
+    assert woken == [7], "the lowest of those that wait for no more than there are"
+    assert queue.unpark(7) == -1 and queue.unpark(63) == 63 and queue.unpark(63) == -1, "only one may wake it"
+    queue.admit("c", 0, 0)
+    assert woken == [7, 0]
+    assert queue.park(0, 9) and queue.park(0, 5) and queue.park(1, 4), "it waits for what it said last"
+    queue.admit_all("defg", 0, 0)
+    assert woken == [7, 0, 0, 1] and queue.unpark() == -1, "as many lanes as requests"
+    for call in (lambda: queue.park(64), lambda: queue.park(-1), lambda: queue.unpark(-2)):
+        with pytest.raises(ValueError, match="lane .* is outside"):
+            call()
 
 
 def test_a_finaliser_cancels_in_the_middle_of_a_call(core: Core) -> None:
@@ -265,17 +288,18 @@ def test_a_finaliser_cancels_in_the_middle_of_a_call(core: Core) -> None:
         def __del__(self) -> None:
             queue.cancel(self.handle)
 
-    queue = core.watch(core.queue.RequestQueue(16))
+    queue = core.watch(core.queue.RequestQueue(16, overdue_every=3))
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for i in range(2_000):
-            handle = queue.admit(object(), i % 5, i, i + 3, group=i % 2)
+            handle = queue.admit(object(), i % 5, i, i + 3, 1 + i % 4, i % 2, level=i % 3, due_ns=i + 1)
             if handle >= 0 and i % 3:
                 Leak(handle)
             for due, _ in queue.due(i - 20):
                 queue.cancel(due)
-            queue.finish(queue.take(i % 3, 0, i)[0])
+            queue.finish(queue.take(i % 3, 0, i, (1.0, 1.0, 1.0, 0.0), 8)[0])
+            queue.displace(i % 3)
     finally:
         gc.set_threshold(*threshold)
     gc.collect()
@@ -343,27 +367,36 @@ def test_churn_allocates_nothing_that_stays() -> None:
 ODD: list[Any] = [1.0, None, "1", 2**31, 2**63, -(2**63) - 1, -1, True, NEVER, 0, 2**128]
 
 
+LINES = st.one_of(
+    st.none(), st.sampled_from([(0.0, 0.0, 0.0, 0.0), (4.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0)]),
+    st.tuples(*[st.floats(0.0, 3.0)] * 4),
+)  # fmt: skip
+
+
 class Twins(RuleBasedStateMachine):
     """Both sides take every step; whatever one of them answers, or refuses, the other must too."""
 
-    @initialize(capacity=st.sampled_from([1, 2, 6]), blocks=st.sampled_from([0, 3, 12]))
-    def make(self, capacity: int, blocks: int) -> None:
-        self.woken = [0, 0]
+    @initialize(
+        capacity=st.sampled_from([1, 2, 6, 40]), blocks=st.sampled_from([0, 3, 12]), every=st.sampled_from([0, 1, 3, 8])
+    )
+    def make(self, capacity: int, blocks: int, every: int) -> None:
+        self.woken: list[list[int]] = [[], []]
         self.twins: list[Any] = []
         for side, name in enumerate(("pure", "native")):
             wake = [self.wake_first, self.wake_second][side]
-            self.twins.append(Core(name).queue.RequestQueue(capacity, blocks * 32, min(blocks * 32, 64), wake))
+            queue = Core(name).queue
+            self.twins.append(queue.RequestQueue(capacity, blocks * 32, min(blocks * 32, 64), wake, 1, every))
         self.handles: list[int] = [1 << 22 | capacity, -1]
         self.rows: dict[int, list[int]] = {}
         self.serial = 0
         self.now = 100
         self.promised = 0
 
-    def wake_first(self) -> None:
-        self.woken[0] += 1
+    def wake_first(self, lane: int) -> None:
+        self.woken[0].append(lane)
 
-    def wake_second(self) -> None:
-        self.woken[1] += 1
+    def wake_second(self, lane: int) -> None:
+        self.woken[1].append(lane)
 
     def both(self, method: str, *arguments: object) -> Any:
         answers: list[tuple[object, Any]] = []
@@ -391,11 +424,21 @@ class Twins(RuleBasedStateMachine):
 
     @rule(
         key=st.integers(-2, 2), deadline=st.sampled_from([-1, 5, 20]), cost=st.integers(1, 4), group=st.integers(0, 1),
-        ids=st.sampled_from([-1, -1, 0, 1, 32, 33, 999]), claim=st.booleans(),
+        ids=st.sampled_from([-1, -1, 0, 1, 32, 33, 999]), claim=st.booleans(), level=st.sampled_from([0, 1, 2, 2, 255]),
+        due=st.sampled_from([-1, 0, 2, 8]),
     )  # fmt: skip
-    def admit(self, key: int, deadline: int, cost: int, group: int, ids: int, claim: bool) -> None:
-        by = self.now + deadline if deadline >= 0 else -1
-        self.entered(self.both("admit", self.owner(), key, self.now, by, cost, group, ids, claim))
+    def admit(
+        self, key: int, deadline: int, cost: int, group: int, ids: int, claim: bool, level: int, due: int
+    ) -> None:
+        by, late = (self.now + ns if ns >= 0 else -1 for ns in (deadline, due))
+        self.entered(self.both("admit", self.owner(), key, self.now, by, cost, group, ids, claim, level, late))
+
+    @rule(sizes=st.lists(st.integers(1, 30), max_size=30), level=st.integers(0, 2), due=st.integers(-1, 9))
+    def admit_many(self, sizes: list[int], level: int, due: int) -> None:
+        groups = [int(size % 7 == 0) for size in sizes]
+        late = self.now + due if due >= 0 else -1
+        owners = [self.owner() for _ in sizes]
+        self.entered(self.both("admit_all", owners, level, self.now, -1, sizes, groups, None, level, late))
 
     @rule(
         n=st.integers(0, 3), key=st.integers(-2, 2), ids=st.sampled_from([None, 1, 40, -1]),
@@ -422,13 +465,39 @@ class Twins(RuleBasedStateMachine):
     def ready(self, which: int, later: int) -> None:
         self.both("ready", self.some(which), self.now + later)
 
+    @rule(
+        which=st.integers(0, 40),
+        key=st.integers(-3, 2),
+        level=st.integers(-1, 2),
+        due=st.sampled_from([-1, 0, 99, 120]),
+    )
+    def lift(self, which: int, key: int, level: int, due: int) -> None:
+        self.both("lift", self.some(which), key, level, due)
+
+    @rule(which=st.integers(0, 40), level=st.integers(0, 3))
+    def displace(self, which: int, level: int) -> None:
+        if which % 2:
+            self.both("share", self.some(which))
+        else:
+            self.both("displace", level)
+
+    @rule(lane=st.sampled_from([0, 1, 5, 63]), at_least=st.integers(0, 4))
+    def park(self, lane: int, at_least: int) -> None:
+        self.both("park", lane, at_least)
+        self.both("unpark", lane - 2 if lane % 2 else -1)
+
     @rule(which=st.integers(0, 40), name=st.sampled_from(["lift", "set_deadline"]), value=st.integers(-3, 130))
     def change(self, which: int, name: str, value: int) -> None:
         self.both(name, self.some(which), value, *([value - 5] if name == "set_deadline" and value % 2 else []))
 
-    @rule(most=st.integers(-1, 5), cost=st.sampled_from([0, 4, 8, -1]))
-    def take(self, most: int, cost: int) -> None:
-        taken = self.both("take", most, cost, self.now)
+    @rule(
+        most=st.sampled_from([-1, 0, 1, 2, 3, 5, 16]), cost=st.sampled_from([0, 0, 4, 8, 90, -1]), line=LINES,
+        step=st.sampled_from([0, 0, 5, 30, -1]), look=st.sampled_from([256, 256, 3, 0, -1]), finish=st.booleans(),
+        places=st.sampled_from([(), (), ((1, 2),), ((2, 1), (1, 3)), ((0, 0),)]),
+    )  # fmt: skip
+    def take(self, most: int, cost: int, line: Any, step: int, look: int, finish: bool, places: Any) -> None:
+        taken = self.both("take", most, cost, self.now, line, step, look, places, finish)
+        assert len(taken[0]) == len(taken[1]) <= max(most, 0)
         shape = (len(taken[0]), 64)
         if taken[0] and self.twins[0].arena.max_length:
             buffers = [[np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)] for _ in self.twins]
@@ -455,7 +524,7 @@ class Twins(RuleBasedStateMachine):
         self.both("bind", digest, self.some(which))
         self.both("find", digest)
 
-    @rule(name=st.sampled_from(["promise", "forgo", "park", "unpark", "next_ns", "owners"]))
+    @rule(name=st.sampled_from(["promise", "forgo", "park", "unpark", "next_ns", "owners", "oldest_ready_ns"]))
     def plain(self, name: str) -> None:
         self.both(name)
 
@@ -481,9 +550,20 @@ class Twins(RuleBasedStateMachine):
             self.both(name, value, handle)
         self.both("set_deadline", handle, 1, value)
         self.both("find", value)
-        arguments = [2, 0, self.now]
-        arguments[at % 3] = value if value is not True else 3
-        self.both("take", *arguments)
+        arguments = [2, 0, self.now, None, 0, 256]
+        arguments[at % 6] = value if value is not True else 3
+        if at % 6 != 3:
+            self.both("take", *arguments)
+        self.both("take", 2, 0, self.now, (1.0, value, 0.0, 0.0))
+        self.both("take", 2, 0, self.now, None, 0, 256, ((1, value),))
+        self.both("take", 2, 0, self.now, None, 0, 256, ((value, 1),))
+        for name in ("ahead", "displace", "park", "unpark", "share"):
+            self.both(name, value)
+        self.both("lift", handle, 0, value, 1)
+        self.both("lift", handle, 0, 1, value)
+        self.entered(self.both("admit", "owner", 0, self.now, -1, 1, 0, -1, False, value))
+        self.entered(self.both("admit", "owner", 0, self.now, -1, 1, 0, -1, False, 1, value))
+        self.both("park", 0, value)
 
     @invariant()
     def same(self) -> None:
@@ -494,8 +574,10 @@ class Twins(RuleBasedStateMachine):
             assert len({getattr(twin, name) for twin in self.twins}) == 1, name
         assert self.both("__len__") == sum(self.twins[0].arena.live(handle) for handle in self.handles)
         assert self.woken[0] == self.woken[1]
-        self.both("owners")
-        self.both("next_ns")
+        for name in ("owners", "next_ns", "head_level", "oldest_ready_ns"):
+            self.both(name)
+        ahead = [self.both("ahead", level) for level in (0, 1, 2, 254, 255)]
+        assert ahead == sorted(ahead) and ahead[-1] == self.twins[0].queued
         for handle in self.handles:
             self.both("owner", handle)
             if self.both("lengths", [handle]) is not None:

@@ -155,22 +155,26 @@ def test_bad_sizes(lab: Lab, option: str, value: Any) -> None:
         lab.Relay(len, **{option: value})
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, "1"])
+def test_bad_steps(lab: Lab, seconds: Any) -> None:
+    with pytest.raises(ValueError, match="bulk_step_s must be"):
+        lab.Limits(bulk_step_s=seconds)
+
+
 def test_models_that_cannot_be() -> None:
-    async def coroutine(items: list[int]) -> list[int]:
-        return items
+    async def stream(items: list[int]) -> Any:
+        yield items
 
     def generator(items: list[int]) -> Any:
         yield from items
 
     class Model:
-        async def __call__(self, items: list[int]) -> list[int]:
-            return items
+        def __call__(self, items: list[int]) -> Any:
+            yield from items
 
-    for model in (coroutine, Model()):
-        with pytest.raises(TypeError, match="coroutine models"):
+    for model in (stream, generator, Model(), [len, generator]):
+        with pytest.raises(TypeError, match="a generator cannot be a model"):
             relay.Relay(model)
-    with pytest.raises(TypeError, match="a generator cannot be a model"):
-        relay.Relay(generator)
     with pytest.raises(TypeError, match="model must be callable, got int"):
         relay.Relay(3)  # type: ignore[arg-type]
 

@@ -224,7 +224,7 @@ def test_from_inside(lab: Lab, how: str, where: str) -> None:
     assert len(raised) == (how != "close")
     assert all("drain() was called from the relay's own model or callback" in str(error) for error in raised)
     if how != "drain":
-        lab.wait_until(lambda: not relays[0]._dispatcher._thread.is_alive())
+        lab.wait_until(lambda: not relays[0]._dispatcher.lanes[0].thread.is_alive())
         with pytest.raises(relay.Closed):
             relays[0].submit(2)
 

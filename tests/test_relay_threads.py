@@ -24,7 +24,7 @@ def test_a_forgotten_relay_answers_and_ends(lab: Lab) -> None:
     r = lab.Relay(model)
     tickets = [r.submit(i, deadline=1000) for i in range(3)]
     model.wait_until_running()
-    forgotten, thread = weakref.ref(r), r._dispatcher._thread
+    forgotten, thread = weakref.ref(r), r._dispatcher.lanes[0].thread
     del r
     gc.collect()
     assert forgotten() is None and thread.is_alive()
@@ -40,7 +40,7 @@ def test_an_idle_relay_forgotten(lab: Lab, used: bool) -> None:
     r = lab.Relay(lab.model())
     if used:
         assert r(1) == 1
-    thread, dispatcher = r._dispatcher._thread, weakref.ref(r._dispatcher)
+    thread, dispatcher = r._dispatcher.lanes[0].thread, weakref.ref(r._dispatcher)
     del r
     gc.collect()
     if used:

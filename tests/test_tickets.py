@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,87 @@ def test_answer_all_leaves_errors_and_shared_runs(tickets: Any) -> None:
     assert tickets.answer_all(members, rows, "run", replies) == [1, 3, 4]
     assert [member._done for member in members] == [True, False, True, False, False]
     assert members[0]._value == "a" and members[0]._item is None and members[1]._item == "item 1"
+
+
+def test_answer_all_lets_go_of_what_only_the_work_needed(tickets: Any) -> None:
+    owner, replies = desk(), tickets.Replies()
+    members = [opened(tickets, owner, "item") for _ in range(3)]
+    for member in members:
+        member._content = member._prepared = member._kept = "kept"
+    members[2]._followers = [opened(tickets, owner)]
+    tickets.answer_all(members, ["a", ValueError(), "c"], None, replies)
+
+    def held(ticket: Any) -> list[Any]:
+        return [ticket._item, ticket._content, ticket._prepared, ticket._kept, ticket._context]
+
+    assert held(members[0]) == [None] * 5
+    assert all(each is not None for member in members[1:] for each in held(member))
+    tickets.let_go(members[2])
+    assert held(members[2]) == [None] * 5
+
+
+def test_a_ticket_has_the_context_it_was_made_in(tickets: Any) -> None:
+    variable: ContextVar[str] = ContextVar("variable")
+    variable.set("before")
+    owner = desk()
+    lone, shared = opened(tickets, owner), opened(tickets, owner)
+    variable.set("after")
+    assert lone._context[variable] == "before" and lone._context is not shared._context
+    shared._followers = [opened(tickets, owner)]
+    for ticket in (lone, shared):
+        tickets.settle(ticket, None, ValueError(), tickets.Replies())
+    assert lone._context is None  # nobody needs it
+    assert shared._context[variable] == "before"  # the work goes on
+
+
+def test_what_a_run_holds(tickets: Any) -> None:
+    run = tickets.Run(5, 3)
+    assert (run.committed_ns, run.started_ns, run.ended_ns, run.first_ns) == (5, 5, 5, 0)
+    assert (run.size, run.why, run.width, run.real, run.raised) == (3, 0, 1, 0, False)
+    run = tickets.Run(5, 3, 2, 10, 24)
+    assert (run.why, run.width, run.real) == (2, 10, 24)
+    with pytest.raises(TypeError, match="committed_ns must be an int"):
+        tickets.Run(5.0, 3)
+
+
+def test_waits_are_recorded_for_those_answered(tickets: Any) -> None:
+    owner, replies, waits = desk(), tickets.Replies(), tickets.Waits()
+    run = tickets.Run(100, 6)
+    run.started_ns, run.ended_ns = 110, 150
+    # Made at 5: never pinned; ready at 40; joined under way; an error; shared; ended already.
+    members = [opened(tickets, owner) for _ in range(6)]
+    members[1]._ready_ns = 40
+    members[2]._arrival_ns = 120
+    members[4]._followers = [opened(tickets, owner)]
+    tickets.settle(members[5], None, ValueError(), replies)
+    assert tickets.answer_all(members, [1, 2, 3, ValueError(), 5, 6], run, replies, waits) == [3, 4]
+    prepare, queue, total = waits.read()
+    assert [each.count for each in (prepare, queue, total)] == [3, 3, 3]
+    assert (prepare.total_ns, queue.total_ns, total.total_ns) == (35, 95 + 60 + 0, 145 + 145 + 30)
+    waits.record(members[4], run)
+    assert waits.total.count == 4 and total.count == 3
+    for each in (waits.prepare, waits.queue, waits.total):
+        each.check()
+
+
+def test_waits_of_several_lanes(tickets: Any) -> None:
+    waits, barrier = tickets.Waits(), threading.Barrier(4)
+
+    def record() -> None:
+        owner = desk()
+        barrier.wait()
+        for number in range(500):
+            run_of = tickets.Run(100 + number, 1)
+            tickets.answer_all([opened(tickets, owner)], [1], run_of, tickets.Replies(), waits)
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.count for each in waits.read()] == [2000] * 3
+    for each in (waits.prepare, waits.queue, waits.total):
+        each.check()
 
 
 def test_groups_count_down(tickets: Any) -> None:

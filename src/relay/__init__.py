@@ -3,6 +3,7 @@
 from relay._backend import PureBackendWarning, backend
 from relay.batch import Batch
 from relay.batched import batched
+from relay.current import CurrentBatch, current_batch
 from relay.errors import (
     AcquireTimeout,
     BadOutput,
@@ -39,7 +40,7 @@ from relay.pool import Token, TokenPool
 from relay.relay import Relay
 from relay.retry import Retry
 from relay.retry_budget import RetryBudget
-from relay.stats import HeldToken, Left, PoolSnapshot, RelaySnapshot, TenantSnapshot, TierSnapshot
+from relay.stats import HeldToken, Left, PoolSnapshot, RelaySnapshot, Spread, TenantSnapshot, TierSnapshot
 from relay.ticket import Ticket, Timing
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "Batch",
     "CircuitOpen",
     "Closed",
+    "CurrentBatch",
     "DeadlineExceeded",
     "DynamicPriority",
     "Expired",
@@ -76,6 +78,7 @@ __all__ = [
     "RetryBudget",
     "RoundRobin",
     "RunTimeout",
+    "Spread",
     "StaleToken",
     "StrictPriority",
     "TenantSnapshot",
@@ -90,4 +93,5 @@ __all__ = [
     "Weighted",
     "backend",
     "batched",
+    "current_batch",
 ]

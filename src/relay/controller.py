@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
 from relay.gradient import Gradient
 from relay.samples import (
@@ -25,7 +26,7 @@ from relay.samples import (
     resume,
 )
 
-__all__ = ["AIMD", "PID", "Controller", "Fixed", "Gradient", "Sample", "Step"]
+__all__ = ["AIMD", "PID", "Controller", "Deadline", "Fixed", "Gradient", "Sample", "Step"]
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +41,7 @@ class Fixed:
     """
 
     n: int
+    every: ClassVar[None] = None  # once told, always known; see `relay.steering`
 
     def __post_init__(self) -> None:
         check_whole("n", self.n, 1)
@@ -47,6 +49,21 @@ class Fixed:
     def update(self, sample: Sample) -> float:
         """Take one more sample; see `relay.samples.Controller`."""
         return self.n
+
+
+@dataclass(eq=False, slots=True)
+class Deadline:
+    """The cost model alone: always the largest limit.
+
+    A batch is then closed by what it may hold at most, and by the tightest deadline among its members, which the relay
+    holds against predicted run times. It looks at neither load nor latency.
+    """
+
+    every: ClassVar[None] = None
+
+    def update(self, sample: Sample) -> float:
+        """Take one more sample; see `relay.samples.Controller`."""
+        return math.inf
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +114,7 @@ class AIMD:
     shrinks after `patience` samples in a row that were slow or had drops, so that one slow sample decides nothing, and
     grows only while the limit is nearly used up. A sample in which nothing ended says nothing either way.
 
-    The rule published for batch sizes is ``AIMD(target, times=1.2, add=0, below=0.6, low=10, high=200)``, from 50 on.
+    Of a relay's batches it is told one by one, and `patience` counts batches; `published` is the rule to begin with.
 
     Args:
         target: Seconds that work may take; None looks at drops alone.
@@ -107,6 +124,7 @@ class AIMD:
         patience: How many bad samples in a row.
         below: Grow only while the load is known and below this; None does not look at the load.
         low, high: Where shrinking and growing end; `high` None leaves it to the pool's size.
+        start: The limit that a relay begins with; None is its largest batch. A pool begins with its own.
 
     Raises:
         ValueError: A setting is out of range.
@@ -120,6 +138,8 @@ class AIMD:
     below: float | None = None
     low: int = 1
     high: int | None = None
+    start: int | None = None
+    every: ClassVar[str] = "batch"
     _bad: int = field(default=0, init=False, repr=False)
     _exact: float = field(default=0.0, init=False, repr=False)
 
@@ -133,6 +153,14 @@ class AIMD:
         if self.below is not None:
             check_knob("below", self.below, 0, 1, open_low=True)
         check_bounds(self.low, self.high)
+        if self.start is not None:
+            check_whole("start", self.start, 1)
+
+    @classmethod
+    def published(cls, target: float) -> Self:
+        """The rule published for batch sizes, for batches that may take `target` seconds: from 50 on, times 0.8 after
+        three in a row that took longer, times 1.2 while the utilisation is known and under 60 %, from 10 to 200."""
+        return cls(target, add=0.0, times=1.2, down=0.8, patience=3, below=0.6, low=10, high=200, start=50)
 
     def update(self, sample: Sample) -> float:
         """Take one more sample; see `relay.samples.Controller`."""

@@ -39,8 +39,29 @@ class Deadlines:
         self._counts = counts
         # Held for the few steps from a shared request's waiters to its times; re-entrant, for finalisers may cancel.
         self._timing = threading.RLock()
-        self.alarm = Alarm(clock, name, requests.next_ns, due)
+        self._due = due
+        self._next_run_ns: Callable[[], int | None] = _never
+        self._run_due: Callable[[int], object] = bool
+        self.alarm = Alarm(clock, name, self._next_ns, self._ring)
         self.arm = self.alarm.arm
+
+    def watch_runs(self, next_ns: Callable[[], int | None], due: Callable[[int], object]) -> None:
+        """Have the alarm look after running batches as well: when the next will have taken too long, and what then."""
+        self._next_run_ns, self._run_due = next_ns, due
+
+    def close(self) -> None:
+        """End the alarm, or have it look after the batches that still run; then this is to be called again when one of
+        them has ended."""
+        if self._next_run_ns() is None:
+            self.alarm.stop()
+
+    def _next_ns(self) -> int | None:
+        times = self._requests.next_ns(), self._next_run_ns()
+        return min((ns for ns in times if ns is not None), default=None)
+
+    def _ring(self, now_ns: int) -> None:
+        self._due(now_ns)
+        self._run_due(now_ns)
 
     def retime(self, owner: Ticket[Any], handle: int) -> None:
         """Set the times of a request anew, from those who wait for it now."""
@@ -80,13 +101,26 @@ class Deadlines:
 
     def end_late(self, owner: Ticket[Any], now_ns: int, replies: Replies) -> None:
         """End those waiters of a request whose deadline has come."""
+        self._end(owner, now_ns, now_ns, replies)
+
+    def end_hopeless(self, owner: Ticket[Any], now_ns: int, replies: Replies) -> None:
+        """End those waiters of a request who could not be answered in time, or whose deadline has come."""
+        last_ns = owner._times[0] if owner._times is not None else owner._deadline_ns
+        self._end(owner, now_ns, max(last_ns, now_ns), replies)
+
+    def _end(self, owner: Ticket[Any], now_ns: int, until_ns: int, replies: Replies) -> None:
         for ticket in (owner, *followers(owner)):
-            if 0 <= ticket._deadline_ns <= now_ns:
+            if 0 <= ticket._deadline_ns <= until_ns:
                 limit = (ticket._deadline_ns - ticket._arrival_ns) / NS
-                error = DeadlineExceeded(
-                    f"the request was still queued at its deadline, {limit:g} s after submit, and was not started; "
-                    "give it more time, a more urgent priority, or less load"
-                )
+                if ticket._deadline_ns <= now_ns:
+                    why = f"the request was still queued at its deadline, {limit:g} s after submit, and was not started"
+                else:
+                    why = f"by prediction the run could not have ended by the deadline, {limit:g} s after submit"
+                error = DeadlineExceeded(f"{why}; give it more time, a more urgent priority, or less load")
                 if settle(ticket, None, error, replies):
                     self._counts.add("expired")
                     leave(owner, ticket)
+
+
+def _never() -> None:
+    return None

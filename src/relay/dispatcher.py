@@ -1,92 +1,168 @@
-"""The lane's loop: wait, take, assemble, run, answer.
+"""The dispatcher: one model's desk and its lanes, from the first request to the end.
 
-One thread, which runs one batch at a time: the lane is the permit to run. Members are chosen when the lane is free and
-committed in the same step; until then they are queued and can be cancelled, expire, or be joined. A lane that finds
-nothing parks on a lock and uses no processor.
+It starts the lanes, wakes those that the queue names, watches over the time of running batches, and ends everything.
+What a lane does is in `lane`, what becomes of a batch in `running`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextvars
-import logging
-import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
-from relay._backend import tickets
+from relay._backend import backend
 from relay.assemble import Assembler
 from relay.clock import NS, Clock, release_once
+from relay.costmodel import CostModel
 from relay.desk import Desk
+from relay.home import Home
+from relay.isolation import Health, MemoryLimit
+from relay.lane import Lane, ThreadLane
 from relay.limits import Limits
-from relay.outputs import member_error, rows_of
-from relay.policy import Policy
-from relay.runs import all_of
-from relay.ticket import Replies, Run, Ticket, settle
+from relay.linger import Linger
+from relay.policy import BATCH, MAX_PRIORITY, Policy
+from relay.pool import TokenPool
+from relay.seat import Seat
+from relay.station import Station, Ways
+from relay.stats import RelaySnapshot
+from relay.steering import Steering
+from relay.tasklane import TaskLane
 from relay.tokenizer import Tokenizer
-
-log = logging.getLogger("relay")
 
 
 class Dispatcher:
-    """One model, the desk where its requests come in, and the lane that runs it.
+    """One model, the desk where its requests come in, and the lanes that run it.
 
     Args:
-        model: Called with a list of items, or with a `Batch` where there is a tokenizer.
+        models: One for each lane, the fastest first; the same one may stand there several times.
         tokenizer: Turns items into input ids, or None.
+        prepare: Makes of each item what the model gets, or None.
         name: For threads, logs and notes.
         limits: Sizes.
         policy: Orders the queue.
         clock: What all time is read from.
+        ways: How batches are treated.
+        steering: Makes what sets the size of batches, for each model.
+        linger_ns: How long the user would have a free lane wait for a full batch.
+        pool: Where a lane takes a token for each batch, or None.
         generation: The first generation of the handles.
     """
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        models: Sequence[Callable[..., Any]],
         tokenizer: Tokenizer | None,
+        prepare: Callable[[Any], Any] | None,
         name: str,
         limits: Limits,
         policy: Policy,
         clock: Clock,
+        ways: Ways,
+        steering: Callable[[], Steering],
+        linger_ns: int = 0,
+        pool: TokenPool | None = None,
         generation: int = 1,
     ) -> None:
-        self._model = model
-        self._name = name
         self._limits = limits
         self._clock = clock
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._start_lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.desk = Desk(tokenizer, name, limits, policy, clock, self._gate.release, self._start, generation)
-        self._assembler = Assembler(self.desk.queue, tokenizer) if tokenizer is not None else None
+        self.desk = desk = Desk(tokenizer, prepare, name, limits, policy, clock, self._wake, self._start, generation)
+        desk.here = self._on_own_thread
+        if ways.run_limit_ns:
+            desk.deadlines.watch_runs(self._next_run_ns, self._run_due)
+        self.lanes: list[Lane] = []
+        home = Home(desk)
+        shared: dict[int, tuple[CostModel, Health, MemoryLimit, Steering]] = {}
+        for number, model in enumerate(models):
+            if id(model) not in shared:
+                shared[id(model)] = CostModel(), Health(), MemoryLimit(), steering()
+            known = shared[id(model)]
+            assembler = Assembler(desk.queue, tokenizer) if tokenizer is not None else None
+            linger = Linger(linger_ns)
+            station = Station(desk, limits, ways, assembler, *known, linger)
+            seat = Seat(pool, desk) if pool is not None else None
+            if is_coroutine_model(model):
+                self.lanes.append(TaskLane(number, model, station, linger, self.lanes, seat, home))
+            else:
+                self.lanes.append(ThreadLane(number, model, station, linger, self.lanes, seat))
+        self._lingers = bool(linger_ns)
+        if pool is not None or linger_ns:
+            desk.urgent_below = MAX_PRIORITY + 1
+            desk.raised = self._raised
         _living.add(self)
 
     def _start(self) -> None:
-        with self._start_lock:
-            if self._thread is None:
-                # Entered when it runs, here and by itself, whoever is first: `alive` is not to see it half started, and
-                # if it cannot be started the next request tries again.
-                thread = threading.Thread(target=self._serve, name=f"{self._name}-lane", daemon=True)
-                thread.start()
-                self._thread = thread
+        for lane in self.lanes:
+            lane.start()
+
+    def _wake(self, number: int) -> None:
+        self.lanes[number].wake()
+
+    def _raised(self, level: int) -> None:
+        """A request has come: perhaps more urgent than those that lanes wait for a token for, perhaps with less time
+        than lanes want to wait for more."""
+        if level < BATCH:
+            self.desk.urgent = True
+        if self._lingers and (next_ns := self.desk.queue.next_ns()) is not None:
+            for lane in self.lanes:
+                if next_ns < lane.rests_until_ns and self.desk.queue.unpark(lane.number) == lane.number:
+                    lane.wake()
+        for lane in self.lanes:
+            if lane.seat is not None and level < lane.seat.level:
+                lane.seat.lift(level)
 
     @property
     def alive(self) -> bool:
-        """True if the lane runs, or has not been needed yet."""
-        return self._thread is None or self._thread.is_alive()
+        """True if the lanes run, or have not been needed yet."""
+        return all(lane.alive for lane in self.lanes)
+
+    # Time.
+
+    def _next_run_ns(self) -> int | None:
+        """When the earliest running batch will have taken too long."""
+        due = [due_ns for lane in self.lanes if (work := lane.busy) is not None and (due_ns := work.due_ns())]
+        return min(due, default=None)
+
+    def _run_due(self, now_ns: int) -> None:
+        for lane in self.lanes:
+            if (work := lane.busy) is not None and 0 < work.due_ns() <= now_ns:
+                work.time_out()
+
+    def snapshot(self) -> RelaySnapshot:
+        """Counters and gauges of this moment."""
+        desk, now_ns = self.desk, self._clock.now_ns()
+        running = [work.run for lane in self.lanes if (work := lane.busy) is not None]
+        running_ns = sum(max(now_ns - run.started_ns, 0) for run in running)
+        station = self.lanes[0].station
+        return RelaySnapshot(
+            name=desk.name,
+            backend=backend,
+            capacity=self._limits.max_queue,
+            admitted=len(desk.queue),
+            queued=desk.queue.queued,
+            waiting=desk.room.waiting,
+            open=len(desk.open),
+            prediction_error=station.cost.snapshot().error,
+            limit=station.most,
+            lanes=len(self.lanes),
+            **desk.counts.told(now_ns, len(self.lanes), running_ns),
+        )
+
+    # The end.
 
     def close(self) -> None:
-        """Take no more, send away what is queued, and end the lane after its present batch. Does not wait; see
+        """Take no more, send away what is queued, and end the lanes after their present batches. Does not wait; see
         `join`."""
         self.desk.close()
-        if self.desk.queue.unpark():
-            self._gate.release()
+        while (number := self.desk.queue.unpark()) >= 0:
+            self.lanes[number].dismiss()
+        for lane in self.lanes:
+            if lane.seat is not None:
+                lane.seat.leave()
 
     def retire(self) -> None:
         """Answer what has been admitted, then close: for a relay that nobody holds any more."""
@@ -122,91 +198,21 @@ class Dispatcher:
         return len(self.desk.open)
 
     def _after_fork_in_child(self) -> None:
-        """The lane, and whatever is under way, are the parent's: nothing of it runs or is answered here."""
+        """The lanes, and whatever is under way, are the parent's: nothing of it runs or is answered here."""
         _living.discard(self)
         self.desk.forsake()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the lane to end. True if it has."""
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(timeout)
-        return not thread.is_alive()
+        """Wait for the lanes to end. True if they have."""
+        return all([lane.join(timeout) for lane in self.lanes])
 
-    def _serve(self) -> None:
-        self._thread = self.desk.lane = threading.current_thread()
-        desk, requests, now_ns, limits = self.desk, self.desk.queue, self._clock.now_ns, self._limits
-        most, most_cost = limits.max_batch_size, limits.max_batch_tokens or 0
-        while not desk.forked:  # as it is in a child that the model forked
-            now = now_ns()
-            handles, owners, late = requests.take(most, most_cost, now)
-            if late:
-                desk.dropped_late(late, now)
-                desk.made_room()
-            if handles:
-                try:
-                    self._run(handles, owners, now)
-                except BaseException:
-                    log.exception(
-                        "relay: the lane of %r failed outside the model, which is a bug in relay; it goes on",
-                        self._name,
-                    )
-            elif desk.closed:
-                return
-            elif requests.park() and not (desk.closed and requests.unpark()):
-                del handles, owners, late  # keep nothing alive while asleep
-                self._gate.acquire()
+    def _on_own_thread(self) -> bool:
+        return any(lane.here() for lane in self.lanes)
 
-    def _run(self, handles: list[int], owners: list[Ticket[Any]], now_ns: int) -> None:
-        run = Run(now_ns, len(handles))
-        rows: Any = ()
-        error: BaseException | None = None
-        try:
-            items = [owner._item for owner in owners]
-            shared = owners[0]._params
-            params = shared.keywords if shared is not None else {}
-            batch: Any = items if self._assembler is None else self._assembler.batch(handles, items, params)
-            if (torch := sys.modules.get("torch")) is not None:
-                torch.set_grad_enabled(False)  # holds for this thread, which may have met torch only now
-            run.started_ns = self._clock.now_ns()
-            rows = rows_of(contextvars.Context().run(self._model, batch, **params), len(handles))
-        except BaseException as raised:
-            error = raised
-        run.ended_ns = self._clock.now_ns()
-        try:
-            self._answer(handles, owners, rows, error, run)
-        finally:
-            del error  # whose traceback holds this frame, and so the batch
 
-    def _answer(
-        self, handles: list[int], owners: list[Ticket[Any]], rows: Any, error: BaseException | None, run: Run
-    ) -> None:
-        desk = self.desk
-        if desk.forked:
-            return
-        desk.queue.finish(handles)  # closes the runs to joiners: nobody enters a list behind the loop below
-        replies = Replies()
-        left = range(len(owners)) if error is not None else tickets.answer_all(owners, rows, run, replies)
-        failed = 0
-        for index in left:
-            failed += self._answer_shared(owners[index], rows[index] if error is None else error, run, replies)
-        desk.counts.batch(run.size, run.ended_ns - run.started_ns, failed, error is not None)
-        desk.flush(replies)
-        desk.made_room()
-
-    def _answer_shared(self, owner: Ticket[Any], row: Any, run: Run, replies: Replies) -> bool:
-        """Answer one member and those who share its run, each with an error of its own. True if it failed."""
-        failed = issubclass(type(row), BaseException)  # isinstance() would run a row's own __class__
-        size = owner.size
-        owner._item = owner._content = None
-        for ticket in all_of(owner):
-            ticket.size = size
-            if failed:
-                settle(ticket, None, member_error(row, run.size, self._name), replies, run)
-            else:
-                settle(ticket, row, None, replies, run)
-        return failed
+def is_coroutine_model(model: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await."""
+    return iscoroutinefunction(model) or iscoroutinefunction(type(model).__call__)
 
 
 _living: weakref.WeakSet[Dispatcher] = weakref.WeakSet()

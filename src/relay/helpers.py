@@ -1,18 +1,24 @@
 """Helper threads: the work on an item that must not run on the caller's thread or event loop.
 
-Daemon threads, started by the first item. Whatever the work raises, the thread lives on; if one dies all the same,
-`healthy` says so and the next item starts another.
+Daemon threads, started by the first item. Urgent items come first, but one in eight is the one that has waited longest.
+Whatever the work raises, the thread lives on; if one dies all the same, `healthy` says so, and another is started as
+soon as there is something to do.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 log = logging.getLogger("relay")
+
+OLDEST_EVERY = 8
+"""Of so many items one is the oldest, however urgent the others are."""
 
 
 class Helpers:
@@ -21,7 +27,7 @@ class Helpers:
     Args:
         count: Threads.
         name: Their names' beginning.
-        chunk: Items taken at once at most.
+        chunk: Items taken at once at most. While there are several threads, none takes more than its share.
         work: Called with each chunk. It handles the errors of single items itself; one that gets out of it goes to
             `failed`.
         failed: Called with a chunk and the error that its work raised.
@@ -39,16 +45,25 @@ class Helpers:
         self._chunk = chunk
         self._work = work
         self._failed = failed
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # One line for each priority, and a turn for each item: a thread takes a turn, then the item that is next. There
+        # are never fewer items than turns, for an item enters its line first and leaves it last.
+        self._lines: dict[int, deque[tuple[int, Any]]] = {}
+        self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._serials = itertools.count()
+        self._taken = itertools.count(1)
         self._threads: list[threading.Thread | None] = [None] * count
         self._lock = threading.Lock()
         self._started = False
         self._died = False
         self._stopping = False
 
-    def put(self, item: Any) -> None:
-        """Hand an item over. Never blocks."""
-        self._items.put(item)
+    def put(self, item: Any, level: int = 0) -> None:
+        """Hand an item over; those of a smaller level come first. Never blocks."""
+        line = self._lines.get(level)
+        if line is None:
+            line = self._lines.setdefault(level, deque())
+        line.append((next(self._serials), item))
+        self._turns.put(True)
         if not self._started or self._died:
             self.start()
 
@@ -71,7 +86,7 @@ class Helpers:
         with self._lock:
             self._stopping = True
         for _ in self._threads:
-            self._items.put(None)
+            self._turns.put(False)
 
     def join(self, timeout: float | None) -> None:
         """Wait for the threads to end."""
@@ -96,28 +111,47 @@ class Helpers:
                 if not self._stopping:
                     self._threads[index] = None
                     self._died = True
+            if self._died and self._turns.qsize():
+                self.start()  # there may be no next item that would
 
     def _serve(self) -> None:
-        while True:
-            item = self._items.get()
-            if item is None:
-                return
-            chunk = [item]
-            while len(chunk) < self._chunk:
+        while self._turns.get():
+            share = min(self._chunk, self._turns.qsize() // len(self._threads) + 1)
+            chunk = [self._next()]
+            while len(chunk) < share:
                 try:
-                    item = self._items.get_nowait()
+                    if not self._turns.get_nowait():
+                        self._turns.put(False)  # not ours to lose: finish this chunk, then see it again
+                        break
                 except queue.Empty:
                     break
-                if item is None:
-                    self._items.put(None)  # not ours to lose: finish this chunk, then see it again
-                    break
-                chunk.append(item)
+                chunk.append(self._next())
             try:
                 self._work(chunk)
             except BaseException as error:
                 self._fail(chunk, error)
                 log.exception("relay: %s failed on a chunk of %d items", self._name, len(chunk))
-            del item, chunk  # keep nothing alive while waiting
+            del chunk  # keep nothing alive while waiting
+
+    def _next(self) -> Any:
+        """The item whose turn it is. Other threads may change the lines meanwhile, but one item is ours to take."""
+        lines = self._lines
+        while True:
+            levels = sorted(lines)
+            if len(levels) > 1 and next(self._taken) % OLDEST_EVERY == 0:
+                levels.sort(key=self._waits)
+            for level in levels:
+                try:
+                    return lines[level].popleft()[1]
+                except IndexError:
+                    pass  # nobody, or somebody else has just taken it
+
+    def _waits(self, level: int) -> float:
+        """The number of the first item in a line; infinite if there is none."""
+        try:
+            return self._lines[level][0][0]
+        except IndexError:
+            return float("inf")
 
     def _fail(self, chunk: list[Any], error: BaseException) -> None:
         try:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
 
 _PLAIN = (str, bytes, int, bool, float, type(None))
+_ONE = frozenset((int, bool, float, type(None), tuple, list, dict))  # what has no `nbytes`, without a look
+
+MAX_SIZE = 2**31 - 1
+"""The largest size that the queue can hold."""
 
 
 class Params:
@@ -32,7 +36,16 @@ class Params:
 
 
 _living: weakref.WeakValueDictionary[Any, Params] = weakref.WeakValueDictionary()
+_taken: weakref.WeakValueDictionary[int, Params | _Group] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
+
+
+def _free_number() -> int:
+    """A number of 31 bits that no living group has, and not 0. Requests with parameters of their own (a seed) go round
+    all of them in weeks."""
+    while not (number := next(_numbers) & 0x7FFFFFFF) or number in _taken:
+        pass
+    return number
 
 
 def intern_params(params: Mapping[str, Any] | None) -> Params | None:
@@ -56,8 +69,59 @@ def intern_params(params: Mapping[str, Any] | None) -> Params | None:
             f"params must have hashable values, for equal ones share a batch; got {dict(params)!r}"
         ) from None
     if known is None:
-        known = _living.setdefault(key, Params(dict(params), next(_numbers) & 0x7FFFFFFF))
+        new = Params(dict(params), _free_number())
+        _taken[new.group] = new
+        known = _living.setdefault(key, new)
     return known
+
+
+class Groups:
+    """Which requests of one relay may share a batch: a number for each combination of what must be equal.
+
+    Args:
+        mixed: Parameters that may differ within a batch.
+        group: What else must be equal, as a hashable value of the item; None for nothing.
+    """
+
+    def __init__(self, mixed: tuple[str, ...], group: Callable[[Any], Any] | None) -> None:
+        self._mixed = frozenset(mixed)
+        self._group = group
+        self._numbers: weakref.WeakValueDictionary[Any, _Group] = weakref.WeakValueDictionary()
+
+    def of(self, item: Any, params: Params | None) -> tuple[int, object]:
+        """The number of a request's group, and what keeps that number for as long as it is held.
+
+        Raises:
+            TypeError: `group` gave something that is not hashable.
+        """
+        fixed = params
+        if params is not None and not self._mixed.isdisjoint(params.keywords):
+            fixed = intern_params({name: each for name, each in params.keywords.items() if name not in self._mixed})
+        if self._group is None:
+            return (fixed.group, fixed) if fixed is not None else (0, None)
+        value = self._group(item)
+        key = (fixed.group if fixed is not None else 0, type(value), value)
+        try:
+            found = self._numbers.get(key)
+        except TypeError:
+            raise TypeError(
+                f"group(item) must return a hashable value, for only equal ones share a batch; got {value!r}"
+            ) from None
+        if found is None:
+            new = _Group(_free_number(), fixed)
+            _taken[new.number] = new
+            found = self._numbers.setdefault(key, new)
+        return found.number, found
+
+
+class _Group:
+    """A number that is taken while anybody holds this."""
+
+    __slots__ = ("__weakref__", "fixed", "number")
+
+    def __init__(self, number: int, fixed: Params | None) -> None:
+        self.number = number
+        self.fixed = fixed  # kept, for its own number is part of the key
 
 
 def _typed(value: Any) -> Any:
@@ -102,7 +166,10 @@ def _is_plain(item: Any, depth: int) -> bool:
 
 def size_of(item: Any) -> int:
     """What an item without input ids counts for: its length as str or bytes, its bytes as an array, else 1."""
-    if isinstance(item, str | bytes):
-        return max(len(item), 1)
+    kind = type(item)
+    if kind in _ONE:
+        return 1
+    if isinstance(item, (str, bytes)):  # noqa: UP038  # a union would take three times as long
+        return len(item) or 1
     nbytes = getattr(item, "nbytes", None)
-    return max(nbytes, 1) if isinstance(nbytes, int) else 1
+    return min(max(nbytes, 1), MAX_SIZE) if isinstance(nbytes, int) else 1

@@ -22,6 +22,10 @@ class Limits:
         helper_threads: Threads that tokenise; None gives a quarter of the cores, from 1 to 4.
         encode_chunk: Texts tokenised together at most.
         exit_grace_s: How long the interpreter's exit waits for running batches.
+        bulk_step_s: How long a batch may be predicted to run that has members less urgent than its first, or is of
+            BATCH alone, once anything more urgent has been submitted: what is urgent then waits for no more than this
+            and its own run. 0 for no limit.
+        look_past: Requests looked at for companions of a similar size at most.
 
     Raises:
         ValueError: A value is out of range.
@@ -35,17 +39,22 @@ class Limits:
     helper_threads: int | None = None
     encode_chunk: int = 64
     exit_grace_s: float = 1.0
+    bulk_step_s: float = 0.25
+    look_past: int = 256
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None:
                 continue
-            least = 0 if field.name in ("exit_grace_s", "max_followers") else 1
-            if not isinstance(value, int | float) or isinstance(value, float) and field.name != "exit_grace_s":
+            seconds = field.name.endswith("_s")
+            least = 0 if seconds or field.name == "max_followers" else 1
+            if not isinstance(value, int | float) or isinstance(value, float) and not seconds:
                 raise ValueError(f"{field.name} must be a whole number, got {value!r}")
             if not value >= least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value!r}")
+        if self.bulk_step_s == float("inf"):
+            raise ValueError("bulk_step_s must be finite; 0 means no limit")
         if self.max_queue > state.MAX_SLOTS:
             raise ValueError(f"max_queue must be at most {state.MAX_SLOTS}, got {self.max_queue}")
 

@@ -54,8 +54,6 @@ class Merger:
         desk = self._desk
         if desk.refusing:
             raise closed_error()
-        if len(tickets) > desk.queue.free:
-            return False
         contents = [self._content(ticket) for ticket in tickets]  # first of all, for it may raise
         leaders: list[Ticket[Any]] = []
         joined: list[Ticket[Any]] = []  # of runs under way
@@ -89,6 +87,8 @@ class Merger:
             return False
         for digest, leader in digests.items():
             desk.queue.bind(digest, leader._handle)
+            if leader._followers:
+                desk.queue.share(leader._handle)  # never displaced
             for follower in tuple(leader._followers or ()):
                 follower._handle = leader._handle
         desk.counts.add("merged", len(inner))
@@ -107,7 +107,8 @@ class Merger:
     def _digest(self, content: str | bytes, ticket: Ticket[Any]) -> int:
         digest = self._desk.queue.digest(content)
         if ticket._params is not None or ticket.tenant is not None:
-            digest ^= hash((ticket._group, ticket.tenant)) & 0xFFFFFFFFFFFFFFFF
+            params = ticket._params.group if ticket._params is not None else 0  # those of `mixed=` included
+            digest ^= hash((params, ticket.tenant)) & 0xFFFFFFFFFFFFFFFF
         return digest
 
     def _share(self, content: str | bytes, digest: int, ticket: Ticket[Any]) -> bool:

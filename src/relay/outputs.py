@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import sys
 from collections.abc import Sequence
 from types import GeneratorType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from relay.errors import BadOutput, ModelError
+from relay.errors import BadOutput, ModelError, NonFiniteOutput
 
 _FIX: dict[type, str] = {
     tuple: "return a list, or one array whose first axis is the batch",
@@ -49,7 +50,7 @@ def rows_of(output: Any, count: int) -> Sequence[Any]:
             if output.dtype == object
             else list(output)
         )
-    elif "torch" in sys.modules and isinstance(output, sys.modules["torch"].Tensor) and output.ndim:
+    elif _is_tensor(type(output)) and output.ndim:
         rows = [row.clone() for row in output.detach().cpu()]
     elif isinstance(output, list):
         rows = list(output)
@@ -64,6 +65,114 @@ def rows_of(output: Any, count: int) -> Sequence[Any]:
     return rows
 
 
+def finite_rows(output: Any, rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows, with a `NonFiniteOutput` in the place of each that holds NaN or infinity.
+
+    Args:
+        output: What the model gave back, after `rows_of` has found it good.
+        rows: What `rows_of` made of it; given back as it is where nothing is wrong, and never changed.
+    """
+    bad = non_finite(output)
+    if not bad:
+        return rows
+    marked = list(rows)
+    for index in bad:
+        marked[index] = NonFiniteOutput(
+            "the model returned NaN or infinity for this item; look at the item, or run the model in a wider float "
+            "type; check_finite=False lets such rows through"
+        )
+    return marked
+
+
+def non_finite(output: Any) -> list[int]:
+    """The indices of the rows that hold NaN or infinity. Whole arrays and tensors are looked at in one pass.
+
+    Rows are floats, complex numbers, arrays, tensors, and lists or tuples of these, `_DEPTH` deep at most; whatever
+    else there is, errors included, is left alone.
+    """
+    kind = type(output)
+    if issubclass(kind, np.ndarray):
+        if output.dtype.kind in "fc":
+            return _in_array(output)
+        if output.dtype.kind != "O":
+            return []
+    elif _is_tensor(kind):
+        return _in_tensor(output)
+    return [index for index, row in enumerate(output) if not _finite(row, _DEPTH)]
+
+
+_DEPTH = 4
+"""How deep rows are looked into: tokens, dimensions, and some."""
+
+_PLAIN = frozenset((str, bytes, int, bool, dict, type(None)))
+
+
+def _in_array(output: np.ndarray[Any, Any]) -> list[int]:
+    finite = np.isfinite(output)
+    if finite.all():
+        return []
+    return [int(index) for index in np.flatnonzero(~np.asarray(finite).reshape(len(output), -1).all(axis=1))]
+
+
+def _in_tensor(output: Any) -> list[int]:
+    torch = sys.modules["torch"]
+    if not (output.is_floating_point() or output.is_complex()) or output.layout != torch.strided or not output.numel():
+        return []
+    # One sum takes a fraction of the time of a look at each number, and cannot hide NaN or infinity. It may be infinite
+    # where large numbers meet, so then each is looked at.
+    values = output.detach()
+    if values.element_size() == 1:
+        values = values.float()  # there are no sums of float8
+    if torch.isfinite(values.sum()):
+        return []
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
+    return [int(index) for index in bad.nonzero().flatten().tolist()]
+
+
+def _finite(row: Any, depth: int) -> bool:
+    kind = type(row)  # not isinstance(), which would run a row's own __class__
+    if kind in _PLAIN:
+        return True
+    if issubclass(kind, float):
+        return math.isfinite(row)
+    if issubclass(kind, complex):
+        return math.isfinite(row.real) and math.isfinite(row.imag)
+    if issubclass(kind, np.ndarray | np.generic):
+        if row.dtype.kind == "O":
+            return not row.ndim or not depth or all(_finite(each, depth - 1) for each in row)
+        return row.dtype.kind not in "fc" or bool(np.isfinite(row).all())
+    if kind is list or kind is tuple:
+        if not row or not depth:
+            return True
+        if type(row[0]) is float:
+            try:
+                if math.isfinite(sum(row)):
+                    return True
+            except Exception:
+                pass  # not all are numbers, or some are too large to be floats
+        return all(_finite(each, depth - 1) for each in row)
+    return not _is_tensor(kind) or not _in_tensor(row.reshape(1, -1))
+
+
+def _is_tensor(kind: type) -> bool:
+    tensor = _of_torch("Tensor")
+    return tensor is not None and issubclass(kind, tensor)
+
+
+def _of_torch(name: str) -> Any:
+    """Something of torch; None where nobody has imported it, or another thread is in the middle of that."""
+    torch = sys.modules.get("torch")
+    return getattr(torch, name, None) if torch is not None else None
+
+
+def leave_out_grad() -> None:
+    """Have torch record no gradients on this thread, unless a loop runs here: a loop's thread is not the lane's alone.
+    Called for each batch, for the thread may have met torch only now."""
+    set_grad_enabled = _of_torch("set_grad_enabled")
+    if set_grad_enabled is not None and asyncio._get_running_loop() is None:
+        set_grad_enabled(False)
+
+
 def member_error(error: BaseException, size: int, name: str) -> BaseException:
     """The error that one member of a failed batch gets: its own copy, so that tracebacks do not mix, with a note naming
     the batch. Never raises, whatever the error's own code does.
@@ -72,13 +181,14 @@ def member_error(error: BaseException, size: int, name: str) -> BaseException:
     SystemExit would stop the waiter's event loop: raised by a model they are none of that, so they come wrapped in a
     `ModelError`.
     """
-    if not isinstance(error, Exception) or isinstance(error, StopIteration | asyncio.CancelledError):
-        own: BaseException = ModelError(f"the model raised {type(error).__name__}{_text(error)}")
+    kind = type(error)  # not isinstance(), which would run the error's own __class__
+    if not issubclass(kind, Exception) or issubclass(kind, StopIteration | asyncio.CancelledError):
+        own: BaseException = ModelError(f"the model raised {kind.__name__}{_text(error)}")
         own.__cause__ = error
     else:
-        own = _copy(error)
+        own = _copy(cast("Exception", error))
     if size > 1 and own is not error:
-        own.add_note(f"raised for a batch of {size} of relay {name!r}")
+        BaseException.add_note(own, f"raised for a batch of {size} of relay {name!r}")
     return own
 
 
@@ -86,15 +196,15 @@ def _copy(error: Exception) -> Exception:
     """A second object that equals `error`, or `error` itself where none can be made."""
     try:
         own = _twin(error)
+        own.__traceback__ = error.__traceback__
+        own.__cause__ = error.__cause__
+        own.__context__ = error.__context__
+        own.__suppress_context__ = error.__suppress_context__
+        notes = getattr(error, "__notes__", None)
+        if notes is not None:
+            own.__notes__ = list(notes)  # the list itself would be shared, and collect the notes of all members
     except BaseException:
         return error
-    own.__traceback__ = error.__traceback__
-    own.__cause__ = error.__cause__
-    own.__context__ = error.__context__
-    own.__suppress_context__ = error.__suppress_context__
-    notes = getattr(error, "__notes__", None)
-    if notes is not None:
-        own.__notes__ = list(notes)  # the list itself would be shared, and collect the notes of all members
     return own
 
 

@@ -20,9 +20,9 @@ BATCH = 2
 
 Priority = int | str
 
-_TIME_BITS = 55
+TIME_BITS = 55
 # In steps of 64 ns, 55 bits last 73 years; what falls into one step keeps its order of arrival.
-_STEP_BITS = 6
+STEP_BITS = 6
 _LONGEST_NS = 1 << 60  # 36 years: longer allowances would carry into the tier's bits
 MAX_PRIORITY = permits.MAX_PRIORITY
 
@@ -89,7 +89,7 @@ class Policy:
         due_ns = arrival_ns + self.allowance_ns[priority]
         if 0 <= deadline_ns < due_ns:
             due_ns = deadline_ns
-        return priority << _TIME_BITS | due_ns >> _STEP_BITS
+        return priority << TIME_BITS | due_ns >> STEP_BITS
 
 
 class DynamicPriority(Policy):
@@ -115,7 +115,7 @@ class StrictPriority(Policy):
         self, priority: int, arrival_ns: int, deadline_ns: int = -1, cost: int = 1, tenant: str | None = None
     ) -> int:
         """The key of a request: its tier, then its arrival."""
-        return priority << _TIME_BITS | arrival_ns >> _STEP_BITS
+        return priority << TIME_BITS | arrival_ns >> STEP_BITS
 
 
 class Weighted(StrictPriority):

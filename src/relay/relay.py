@@ -8,31 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from relay._backend import backend
+from relay.admission import answer_ns
 from relay.clock import MONOTONIC, Clock, limit_ns
 from relay.dispatcher import Dispatcher
-from relay.errors import TooLarge
+from relay.errors import Overloaded
 from relay.fork import survivors
-from relay.intake import Intake, check_model
+from relay.holding import Holding
+from relay.identity import Groups
+from relay.intake import Intake
 from relay.limits import Limits
 from relay.mapping import map_in_order, map_in_order_async
 from relay.merging import Merger
 from relay.policy import BATCH, Facts, Policy, Priority, as_policy
-from relay.stats import RelaySnapshot
-from relay.ticket import Group, Member, Ticket, refuse_own_thread, warn_if_on_loop
+from relay.pool import TokenPool
+from relay.samples import Controller
+from relay.setup import as_deadlines, as_models, as_ways, check_hook, new_steering
+from relay.ticket import Ticket
 from relay.tokenizer import Tokenizer
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Relay(Generic[In, Out]):
+class Request(TypedDict, total=False):
+    """Keywords of a request that are handed through; see `Relay.submit`."""
+
+    deadline: float | None
+    tenant: str | None
+    params: Mapping[str, Any] | None
+
+
+class Relay(Holding, Generic[In, Out]):
     """Puts a model behind a queue that batches, merges, orders and expires its requests.
 
     After a fork the relay is empty in the child: the same model and settings, nothing queued, counters at 0, no thread
@@ -42,44 +53,89 @@ class Relay(Generic[In, Out]):
     Args:
         model: Any callable. Without a tokenizer it is called with a list of items, with one as ``model(batch)`` with a
             `Batch`; the parameters of a request come as keyword arguments. It returns a list, array or tensor of one
-            row an item; a row may be an exception. One batch runs at a time, on a thread of the relay's own.
+            row an item; a row may be an exception. One batch runs at a time: of a plain function on a thread of the
+            relay's own, of a coroutine function as a task on the event loop of the first request. A list of models has
+            a lane each; put the fastest first.
         tokenizer: Turns items into input ids on helper threads. None takes the model's attribute ``tokenizer`` if it
             has one.
+        prepare: ``prepare(item)`` makes what the model gets (or the tokenizer, where there is one), on helper threads
+            and in the request's own context, while a batch runs.
         name: For threads, logs and error texts.
         max_batch_size: Members of a batch at most.
         max_batch_tokens: Padded size of a batch at most, which is its members times the largest size among them; None
             for no limit. A size is the number of input ids, or without a tokenizer the length of a str or bytes, the
             bytes of an array, else 1.
-        max_queue: Requests admitted at once, running ones included.
+        max_queue: Requests admitted at once, running ones included. When it is full, a request takes the place of the
+            newest of the least urgent ones in the queue, if that is less urgent than itself and no other shares its
+            run: whoever waits for that one (calls, `run_async`, `map`) waits for room again, what was submitted ends
+            in `Overloaded`, reason ``displaced``. With one priority in use nobody is displaced.
+        linger: Seconds for which a free lane holds its oldest request back for a full batch. 0 takes at once what is
+            there, and waits only, for a learned time of at most 2 ms, when callers just answered usually come straight
+            back.
+        lanes: How many batches may run at once, where there is one model.
+        pool: A `TokenPool` that a lane takes a token of for each batch: several relays may share a device.
+        size: ``size(item)`` is what the item counts for in `max_batch_tokens` and in the prediction of run times; see
+            there for what it is otherwise.
+        group: Only requests with equal ``group(item)`` share a batch, such as ``np.shape``.
+        mixed: Names of parameters that may differ within a batch; the model gets a list of them, None where not given.
         merge: Let identical requests that are under way together share one run. None: if the model says ``deterministic
             = True`` or `key` is given.
         key: ``key(item)`` stands for an item when requests are compared; it must return a str, bytes, int, or a tuple
             of these.
+        isolate: Split a batch that has failed, so that only the items at fault fail.
+        idempotent: Items may be run again when others of their batch have failed.
+        check_finite: Rows with NaN or infinity fail their items. None: if the model says ``check_finite = True``, as
+            all of `relay.models` do.
+        admit: ``"queue"`` takes all requests there is room for; ``"predict"`` refuses those at once that could not be
+            answered by their deadline, and does not begin what could not end by it.
+        deadlines: For each tier, the deadline in seconds of requests that name none; a tier that is not named takes
+            that of the nearest more urgent one. A request's own counts, ``inf`` for none.
+        timeout_run: Seconds that a model call may take before its requests fail with `RunTimeout`. The lane stays taken
+            until the call returns.
+        reserved: For each tier, places of every batch that less urgent requests do not get.
+        controller: Sets the size of batches from what is seen; None leaves it to the prediction of run times.
+        utilisation: Load from 0 to 1 for the controller, as `relay.load` measures it; None takes the lanes' own.
         limits: The other sizes; see `Limits`.
         policy: Orders the queue.
         clock: What all time is read from; for tests.
 
     Raises:
-        TypeError: The model cannot be called, or is a coroutine or generator function.
+        TypeError: The model cannot be called, or is a generator function.
         ValueError: A size is out of range.
     """
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., Any] | Sequence[Callable[..., Any]],
         *,
         tokenizer: Tokenizer | None = None,
+        prepare: Callable[[In], Any] | None = None,
         name: str = "relay",
         max_batch_size: int = 64,
         max_batch_tokens: int | None = None,
         max_queue: int = 8192,
+        linger: float = 0.0,
+        lanes: int = 1,
+        pool: TokenPool | None = None,
+        size: Callable[[In], int] | None = None,
+        group: Callable[[In], Any] | None = None,
+        mixed: Sequence[str] = (),
         merge: bool | None = None,
         key: Callable[[In], Any] | None = None,
+        isolate: bool = True,
+        idempotent: bool = True,
+        check_finite: bool | None = None,
+        admit: Literal["queue", "predict"] = "queue",
+        deadlines: Mapping[Priority, float] | None = None,
+        timeout_run: float | None = None,
+        reserved: Mapping[Priority, int] | None = None,
+        controller: Controller | None = None,
+        utilisation: Callable[[], float | None] | None = None,
         limits: Limits | None = None,
         policy: Policy | Callable[[Facts], int] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        check_model(model)
+        models = as_models(model, lanes)
         order = as_policy(policy)
         if order.weights is not None:
             raise ValueError(f"{type(order).__name__} shares by tenant, which a relay does not; use it in a TokenPool")
@@ -87,17 +143,57 @@ class Relay(Generic[In, Out]):
         self.limits = replace(
             limits or Limits(), max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, max_queue=max_queue
         )
-        tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-        self._new_dispatcher = partial(Dispatcher, model, tokenizer, name, self.limits, order, clock or MONOTONIC)
-        self._merge = merge if merge is not None else key is not None or getattr(model, "deterministic", False) is True
+        for option, hook, example in (
+            ("prepare", prepare, "json.loads"),
+            ("size", size, "len"),
+            ("group", group, "np.shape"),
+            ("key", key, "str"),
+        ):
+            check_hook(option, hook, example)
+        first = models[0]
+        tokenizer = tokenizer if tokenizer is not None else getattr(first, "tokenizer", None)
+        if tokenizer is not None and size is not None:
+            raise ValueError("size= is for items without a tokenizer; with one, an item's size is its input ids")
+        ways = as_ways(
+            isolate=isolate,
+            idempotent=idempotent,
+            check_finite=check_finite if check_finite is not None else getattr(first, "check_finite", False) is True,
+            mixed=mixed,
+            reserved=reserved,
+            max_batch_size=max_batch_size,
+            timeout_run=timeout_run,
+            admit=admit,
+            prepared=prepare is not None,
+            grouped=group is not None,
+        )
+        self._new_dispatcher = partial(
+            Dispatcher,
+            models,
+            tokenizer,
+            prepare,
+            name,
+            self.limits,
+            order,
+            clock or MONOTONIC,
+            ways,
+            partial(new_steering, controller, max_batch_size, utilisation, len(models), name),
+            limit_ns(linger, "linger") or 0,
+            pool,
+        )
+        self._merge = merge if merge is not None else key is not None or getattr(first, "deterministic", False) is True
         self._key = key
+        self._predicts = ways.finish
+        groups = Groups(ways.mixed, group) if group is not None or ways.mixed else None
+        self._new_intake = partial(Intake, size=size, groups=groups, deadlines_ns=as_deadlines(deadlines))
         self._build(1)
 
     def _build(self, generation: int) -> None:
         """Make all that requests pass through, empty."""
-        self._dispatcher = dispatcher = self._new_dispatcher(generation)
+        self._dispatcher = dispatcher = self._new_dispatcher(generation=generation)
         self._desk = desk = dispatcher.desk
-        self._intake: Intake[In, Out] = Intake(desk, Merger(desk, self._key) if self._merge else None)
+        if self._predicts:
+            desk.predict_ns = partial(answer_ns, dispatcher.lanes)
+        self._intake: Intake[In, Out] = self._new_intake(desk, Merger(desk, self._key) if self._merge else None)
         self._ticket, self._place = self._intake.ticket, self._intake.place
         self._retire = weakref.finalize(self, dispatcher.retire)
         self._retire.atexit = False
@@ -130,7 +226,7 @@ class Relay(Generic[In, Out]):
         Args:
             item: Always one item, also when it is a list.
             priority: A name or 0 (most urgent) to 255; None means INTERACTIVE.
-            deadline: Seconds from now until its run must have started; None for any time.
+            deadline: Seconds from now until its run must have started; None for that of its tier, inf for any time.
             tenant: Whoever it is for; requests of different tenants never share a run.
             params: Keyword arguments for the model; only requests with equal ones share a batch.
 
@@ -140,7 +236,8 @@ class Relay(Generic[In, Out]):
         Raises:
             ValueError, TypeError: The item or an argument is not valid.
             TooLarge: The item can never fit a batch.
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, or by prediction the answer would come too late; the ticket ends so if it
+                must make room for a more urgent one.
             Closed: The relay is closed.
         """
         ticket = self._ticket(item, priority, deadline, tenant, params)
@@ -148,24 +245,33 @@ class Relay(Generic[In, Out]):
             raise self._desk.refusal()
         return ticket
 
-    def __call__(self, item: In, *, timeout: float | None = None, **request: Any) -> Out:
-        """Ask for one item's answer and wait for it, for room in the queue too.
+    def __call__(
+        self, item: In, *, priority: Priority | None = None, timeout: float | None = None, **request: Unpack[Request]
+    ) -> Out:
+        """Ask for one item's answer and wait for it, for room in the queue too. One that has to make room for a more
+        urgent request waits for room again, as old as it is and with the deadline it has.
 
         Args:
             item: One item.
-            timeout: Seconds to wait for room at most.
+            priority: As for `submit`.
+            timeout: Seconds to wait for room at most, each time.
             **request: As for `submit`.
 
         Raises:
-            Overloaded: There was no room within `timeout`.
+            Overloaded: There was no room within `timeout`, or by prediction the answer would come too late.
+            DeadlineExceeded: The deadline came first, while it waited for room or in the queue.
             Exception: As `submit`, and whatever the request ends with.
         """
-        ticket = self._intake.submit_waiting(item, timeout, **request)
-        try:
-            return ticket.result()
-        except BaseException:
-            ticket.cancel()  # without effect unless the wait itself was interrupted
-            raise
+        intake, asked = self._intake, {"priority": priority, **request}
+        ticket = intake.submit_waiting(item, timeout, **asked)
+        while True:
+            try:
+                return ticket.result()
+            except BaseException as error:
+                ticket.cancel()  # without effect unless the wait itself was interrupted
+                if not isinstance(error, Overloaded) or (again := intake.again(ticket, item, asked)) is None:
+                    raise
+            ticket = intake.place_waiting(again, timeout)
 
     async def run_async(
         self,
@@ -183,11 +289,18 @@ class Relay(Generic[In, Out]):
         ticket = self._ticket(item, priority, deadline, tenant, params)
         if not self._place(ticket):
             await self._intake.wait_for_place_async(ticket, timeout)
-        try:
-            return await ticket
-        except asyncio.CancelledError:
-            ticket.cancel()
-            raise
+        while True:
+            try:
+                return await ticket
+            except asyncio.CancelledError:
+                ticket.cancel()
+                raise
+            except Overloaded:
+                request = {"priority": priority, "deadline": None, "tenant": tenant, "params": params}
+                if (again := self._intake.again(ticket, item, request)) is None:
+                    raise
+            ticket = again
+            await self._intake.place_waiting_async(ticket, timeout)
 
     # Many requests.
 
@@ -215,29 +328,9 @@ class Relay(Generic[In, Out]):
         Raises:
             Exception: As `submit`.
         """
-        tickets = [self._ticket(item, priority, deadline, tenant, params) for item in items]
-        if len(tickets) > self.limits.max_queue:
-            raise TooLarge(
-                f"{len(tickets)} items are more than max_queue={self.limits.max_queue}; "
-                "use map(), which takes any number"
-            )
-        group = Group(self._desk, tickets, return_exceptions)
-        if not tickets:
-            group.settle_empty()
-            return group
-        for ticket in tickets:
-            ticket._arrival_ns = tickets[0]._arrival_ns
-            ticket._deadline_ns = tickets[0]._deadline_ns
-            ticket._waiters.append(Member(group))
-        try:
-            admitted = self._intake.place_all(tickets)
-        except BaseException:
-            self._desk.withdraw((group,))
-            raise
-        if not admitted:
-            self._desk.withdraw((group,))
-            raise self._desk.refusal(len(tickets))
-        return group
+        return self._intake.submit_group(
+            [self._ticket(item, priority, deadline, tenant, params) for item in items], return_exceptions
+        )
 
     def map(
         self,
@@ -246,7 +339,7 @@ class Relay(Generic[In, Out]):
         return_exceptions: bool = False,
         priority: Priority | None = None,
         timeout: float | None = None,
-        **request: Any,
+        **request: Unpack[Request],
     ) -> Iterator[Out]:
         """Answers of any number of items, in order, as they come. Lazy: holds at most half the places of the queue.
 
@@ -254,11 +347,11 @@ class Relay(Generic[In, Out]):
             items: Read as room comes.
             return_exceptions: Yield errors in their places instead of raising the first.
             priority: As for `submit`; None means BATCH.
-            timeout: Seconds to wait for room at most, for each item.
+            timeout: Seconds to wait for room at most, for each item, each time.
             **request: As for `submit`.
         """
-        request["priority"] = BATCH if priority is None else priority
-        return map_in_order(self._intake, items, return_exceptions, timeout, request)
+        asked = {"priority": BATCH if priority is None else priority, **request}
+        return map_in_order(self._intake, items, return_exceptions, timeout, asked)
 
     def map_async(
         self,
@@ -267,105 +360,23 @@ class Relay(Generic[In, Out]):
         return_exceptions: bool = False,
         priority: Priority | None = None,
         timeout: float | None = None,
-        **request: Any,
+        **request: Unpack[Request],
     ) -> AsyncIterator[Out]:
         """As `map`, for coroutines: ``async for y in r.map_async(items)``."""
-        request["priority"] = BATCH if priority is None else priority
-        return map_in_order_async(self._intake, items, return_exceptions, timeout, request)
+        asked = {"priority": BATCH if priority is None else priority, **request}
+        return map_in_order_async(self._intake, items, return_exceptions, timeout, asked)
 
-    # Looking on, and the end.
+    def warmup(self, samples: Sequence[In], *, params: Mapping[str, Any] | None = None) -> None:
+        """Run batches of several sizes, so that the first callers do not pay for a cold model and run times are known.
 
-    @property
-    def backend(self) -> str:
-        """``"native"`` or ``"pure"``: the side of the core that runs."""
-        return backend
+        Blocks until they have run. Whatever the model raises is raised here.
 
-    @property
-    def ready(self) -> bool:
-        """True while new requests are taken."""
-        return not self._desk.refusing
-
-    @property
-    def healthy(self) -> bool:
-        """False once closed, or if a thread that should run has died."""
-        return not self._desk.closed and self._dispatcher.alive and self._desk.healthy
-
-    def snapshot(self) -> RelaySnapshot:
-        """Counters and gauges of this moment; cheap enough to poll."""
-        desk = self._desk
-        values, mean_run, busy = desk.counts.read()
-        return RelaySnapshot(
-            name=self.name,
-            backend=backend,
-            capacity=self.limits.max_queue,
-            admitted=len(desk.queue),
-            queued=desk.queue.queued,
-            waiting=desk.room.waiting,
-            open=len(desk.open),
-            mean_batch_size=values["items"] / values["batches"] if values["batches"] else 0.0,
-            mean_run=mean_run,
-            busy=busy,
-            **values,
-        )
-
-    def check(self) -> None:
-        """Recount everything; for tests.
+        Args:
+            samples: Items like those to come, in their usual sizes; a few are enough. They are run in batches of 1, 2,
+                4 and so on to `max_batch_size`, on all lanes at once.
+            params: As for `submit`.
 
         Raises:
-            AssertionError: An invariant is broken, which is a bug in relay.
+            ValueError: There are no samples.
         """
-        self._desk.queue.check()
-
-    def drain(self, timeout: float | None = None) -> int:
-        """Take no more requests and wait until all taken ones have ended.
-
-        Returns:
-            How many are left when `timeout` seconds are over; 0 if none.
-        """
-        limit = limit_ns(timeout, "timeout")
-        refuse_own_thread(self._desk, "Relay.drain()")
-        warn_if_on_loop("Relay.drain()", "use drain_async()")
-        return self._dispatcher.drain(limit)
-
-    async def drain_async(self, timeout: float | None = None) -> int:
-        """As `drain`, for coroutines."""
-        return await self._dispatcher.drain_async(limit_ns(timeout, "timeout"))
-
-    def close(self) -> None:
-        """Take no more, send away all who wait or are queued (`Closed`), and wait for the running batch. May be called
-        again."""
-        self._dispatcher.close()
-        self._dispatcher.join()
-
-    async def aclose(self) -> None:
-        """As `close`, for coroutines."""
-        self._dispatcher.close()
-        await asyncio.to_thread(self._dispatcher.join)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Answer what was taken, then close; after an error, close at once."""
-        try:
-            if kind is None:
-                self.drain()
-        finally:
-            self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                await self.drain_async()
-        finally:
-            await self.aclose()
-
-    def __repr__(self) -> str:
-        return f"<Relay {self.name!r} {backend} {len(self._desk.open)} open>"
+        self._intake.warm_up(samples, len(self._dispatcher.lanes), params)

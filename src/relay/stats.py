@@ -1,4 +1,4 @@
-"""Counters and snapshots: what a relay and a pool tell about themselves.
+"""Counters and snapshots: what a relay tells about itself. Those of a pool are in `poolstats`.
 
 Counters are changed once a batch or on rare paths, under a lock of their own that is never held while anything else
 happens.
@@ -6,14 +6,50 @@ happens.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from relay._backend import histogram
+from relay._backend import histogram, tickets
 from relay.clock import NS
+from relay.poolstats import HeldToken, Left, PoolSnapshot, TenantSnapshot, TierSnapshot, quantile
+from relay.ticket import CLOSED_BY
+
+__all__ = [
+    "NO_SPREAD", "Counts", "HeldToken", "Left", "Pace", "PoolSnapshot", "RelaySnapshot", "Spread", "TenantSnapshot",
+    "TierSnapshot", "quantile", "spread",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How something was spread; quantiles are within 3 %. All 0 while there is nothing.
+
+    Attributes:
+        count: How many there were.
+        mean, p50, p95, p99, max: Of all of them so far.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+NO_SPREAD = Spread()
+
+
+def spread(seen: histogram.Histogram, unit: int) -> Spread:
+    """What a histogram holds, in units of so much."""
+    count = seen.count
+    if not count:
+        return NO_SPREAD
+    p50, p95, p99 = seen.quantiles((0.5, 0.95, 0.99))
+    return Spread(count, seen.total_ns / count / unit, p50 / unit, p95 / unit, p99 / unit, seen.max_ns / unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +64,29 @@ class RelaySnapshot:
         queued: Requests ready to run now.
         waiting: Callers waiting for room now.
         open: Tickets not answered yet, merged ones included.
-        batches: Model calls so far.
+        batches: Model calls so far, calls with a part of a batch included.
         items: Requests run so far; a merged one counts once.
         failed: Requests that ended in an error of the model or of their own item.
         failed_batches: Model calls that raised.
+        splits: Model calls with a part of a batch that had failed.
         cancelled, expired, refused, merged: Requests that ended so, or shared another's run.
+        displaced: Requests that had to make room for a more urgent one.
+        run_timeouts: Requests that ended because their model call took too long.
+        non_finite: Requests that ended because their row had NaN or infinity in it.
         undeliverable: Answers dropped because the waiter's event loop had closed.
         mean_batch_size: Items a model call.
         mean_run: Seconds a model call, recent ones counting more.
         busy: Seconds spent in model calls so far.
+        prepare_time, queue_time, total_time: Of answered requests; see `Timing`.
+        batch_time, run_time: Of model calls: from the choice of the members until the call, and the call.
+        batch_size: Members of a model call.
+        closed_by: Batches by what closed them; see `Timing`.
+        padding_waste: Which share of the padded size of all batches was padding, 0 to 1.
+        utilisation: Which share of the last ten seconds or so the lanes were running batches, 0 to 1.
+        prediction_error: How far predicted run times were off lately, as a share of the real ones; None before there is
+            one to tell of.
+        limit: Members of a batch at most, now.
+        lanes: How many batches may run at once.
     """
 
     name: str
@@ -50,134 +100,30 @@ class RelaySnapshot:
     items: int
     failed: int
     failed_batches: int
+    splits: int
     cancelled: int
     expired: int
     refused: int
     merged: int
+    displaced: int
+    run_timeouts: int
+    non_finite: int
     undeliverable: int
     mean_batch_size: float
     mean_run: float
     busy: float
-
-
-@dataclass(frozen=True, slots=True)
-class TierSnapshot:
-    """One tier of a pool.
-
-    Attributes:
-        held: Units held.
-        waiting: Callers in line.
-        reserved: Units kept for it now; less than configured while the pool is smaller than it was made.
-    """
-
-    held: int
-    waiting: int
-    reserved: int
-
-
-@dataclass(frozen=True, slots=True)
-class TenantSnapshot:
-    """One tenant of a pool that holds or waits.
-
-    Attributes:
-        held: Units held.
-        waiting: Callers in line.
-        cap: The most units it may hold, None for no limit.
-    """
-
-    held: int
-    waiting: int
-    cap: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSnapshot:
-    """What a pool looked like at one moment. Times in seconds.
-
-    Attributes:
-        name: The pool's name.
-        backend: ``"native"`` or ``"pure"``.
-        capacity, max_capacity: Units in all, and what they may be raised to.
-        held, free: Units held and free now.
-        tokens: Tokens held now.
-        waiting: Callers in line now.
-        granted: Tokens given out so far.
-        timed_out, cancelled: Waits that ended so.
-        refused: Acquires that were refused; `refused_by` says for which reasons.
-        revoked: Tokens asked back so far.
-        leaked: Tokens that came back only because they were thrown away.
-        epoch: The present one.
-        qps: Tokens given out a second, over the last ten seconds or so of snapshots.
-        mean_wait, p50_wait, p95_wait, p99_wait: Waiting times of all tokens given out so far, those given at once
-            included; within 3 %.
-        tiers, tenants: The same by tier and by tenant, where there is something to tell.
-    """
-
-    name: str
-    backend: str
-    capacity: int
-    max_capacity: int
-    held: int
-    free: int
-    tokens: int
-    waiting: int
-    granted: int
-    timed_out: int
-    cancelled: int
-    refused: int
-    refused_by: Mapping[str, int]
-    revoked: int
-    leaked: int
-    epoch: int
-    qps: float
-    mean_wait: float
-    p50_wait: float
-    p95_wait: float
-    p99_wait: float
-    tiers: Mapping[int, TierSnapshot]
-    tenants: Mapping[str, TenantSnapshot]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldToken:
-    """A token that somebody holds.
-
-    Attributes:
-        priority, cost, tenant, epoch: As it was acquired.
-        state: ``"busy"``, or ``"revoked"`` when it has been asked back.
-        acquired_at: The place in the caller's code, where the pool was made with ``trace=True``.
-    """
-
-    priority: int
-    cost: int
-    tenant: str | None
-    epoch: int
-    state: str
-    acquired_at: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What was left when a drain ended; false if nothing was.
-
-    Attributes:
-        held: The tokens that were not given back.
-        waiting: How many still stood in line.
-    """
-
-    held: tuple[HeldToken, ...]
-    waiting: int
-
-    def __bool__(self) -> bool:
-        return bool(self.held or self.waiting)
-
-
-def quantile(waits: histogram.Histogram, at_once: int, share: float) -> float:
-    """The waiting time, in seconds, that this share of all did not exceed; `at_once` of them did not wait at all."""
-    rank = math.ceil(share * (at_once + waits.count))
-    if rank <= at_once or not waits.count:
-        return 0.0
-    return waits.quantile((rank - at_once) / waits.count) / NS
+    prepare_time: Spread = NO_SPREAD
+    queue_time: Spread = NO_SPREAD
+    total_time: Spread = NO_SPREAD
+    batch_time: Spread = NO_SPREAD
+    run_time: Spread = NO_SPREAD
+    batch_size: Spread = NO_SPREAD
+    closed_by: Mapping[str, int] = field(default_factory=dict)
+    padding_waste: float = 0.0
+    utilisation: float = 0.0
+    prediction_error: float | None = None
+    limit: int = 0
+    lanes: int = 1
 
 
 class Pace:
@@ -203,47 +149,81 @@ class Pace:
 
 
 class Counts:
-    """The counters of one relay."""
+    """The counters of one relay.
 
-    _WEIGHT = 0.1
+    Attributes:
+        waits: Where the time of answered requests went; whoever answers them records it there.
+        batch: Counts a model call that has ended; see `Batches.record`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.values = dict.fromkeys(
+        self._values = dict.fromkeys(
             (
-                "batches",
-                "items",
-                "failed",
-                "failed_batches",
                 "cancelled",
                 "expired",
                 "refused",
                 "merged",
+                "displaced",
+                "run_timeouts",
+                "non_finite",
                 "undeliverable",
+                "failed",
             ),
             0,
         )
-        self.busy_ns = 0
-        self.mean_run_s = 0.0
+        self.waits = tickets.Waits()
+        self._batches = tickets.Batches()
+        self.batch = self._batches.record
+        self._pace: Pace | None = None
 
     def add(self, name: str, by: int = 1) -> None:
-        """Count an event."""
+        """Count an event of the rare kinds; the ``failed`` here are those that failed before they were run."""
         with self._lock:
-            self.values[name] += by
+            self._values[name] += by
 
-    def batch(self, size: int, run_ns: int, failed: int, raised: bool) -> None:
-        """Count a model call."""
-        with self._lock:
-            values = self.values
-            values["batches"] += 1
-            values["items"] += size
-            values["failed"] += failed
-            values["failed_batches"] += raised
-            self.busy_ns += run_ns
-            run_s = run_ns / NS
-            self.mean_run_s += (run_s - self.mean_run_s) * (self._WEIGHT if values["batches"] > 1 else 1.0)
+    @property
+    def busy_ns(self) -> int:
+        """Time spent in model calls so far."""
+        return self._batches.busy_ns
 
-    def read(self) -> tuple[dict[str, int], float, float]:
-        """The counters, the mean run time and the busy time in seconds, all of one moment."""
+    @property
+    def mean_run_s(self) -> float:
+        """Seconds a model call, recent ones counting more."""
+        return self._batches.mean_run_ns / NS
+
+    def told(self, now_ns: int, lanes: int = 1, running_ns: int = 0) -> dict[str, Any]:
+        """Everything that is counted here, by its name in a `RelaySnapshot`.
+
+        Args:
+            now_ns: The time.
+            lanes: How many there are.
+            running_ns: For how long those have been running that run now, all together.
+        """
+        counted = self._batches
         with self._lock:
-            return dict(self.values), self.mean_run_s, self.busy_ns / NS
+            told: dict[str, Any] = dict(self._values)
+            pace = self._pace
+            if pace is None and counted.began_ns >= 0:
+                pace = self._pace = Pace(counted.began_ns)
+        told["failed"] += counted.failed
+        for name in ("batches", "items", "failed_batches", "splits"):
+            told[name] = getattr(counted, name)
+        busy_ns, real, padded = counted.busy_ns, counted.real, counted.padded
+        run_time, batch_time, batch_size = counted.read()
+        prepare_time, queue_time, total_time = self.waits.read()
+        share = pace.read(now_ns, busy_ns + running_ns) / (NS * lanes) if pace is not None else 0.0
+        return told | {
+            "mean_run": self.mean_run_s,
+            "busy": busy_ns / NS,
+            "mean_batch_size": batch_size.total_ns / batch_size.count if batch_size.count else 0.0,
+            "prepare_time": spread(prepare_time, NS),
+            "queue_time": spread(queue_time, NS),
+            "total_time": spread(total_time, NS),
+            "batch_time": spread(batch_time, NS),
+            "run_time": spread(run_time, NS),
+            "batch_size": spread(batch_size, 1),
+            "closed_by": {name: count for name, count in zip(CLOSED_BY, counted.closed_by(), strict=False) if count},
+            "padding_waste": 1 - real / padded if padded else 0.0,
+            "utilisation": min(max(share, 0.0), 1.0),
+        }

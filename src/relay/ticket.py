@@ -22,20 +22,34 @@ from relay.errors import Closed, RequestCancelled
 Out = TypeVar("Out")
 Member = tickets.Member
 Replies = tickets.Replies
+Run = tickets.Run
+let_go = tickets.let_go
 settle = tickets.settle
+
+
+CLOSED_BY = ("idle lane", "size", "tokens", "deadline", "params", "step", "group")
+"""What closed a batch, by its number: those of the queue's ``CLOSED_`` constants in their order, and `CLOSED_GROUP`."""
+
+CLOSED_GROUP = len(CLOSED_BY) - 1
+"""Takes the place of the queue's ``CLOSED_PARAMS`` where a relay also groups by the items themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a request's time went, in seconds.
+    """Where a request's time went, in seconds: prepare + queue + batch + split + run = total.
 
     Attributes:
-        prepare: From submit until it was ready to run (tokenised); 0 where there is nothing to prepare.
+        prepare: From submit until it was ready to run (prepared, tokenised); 0 where there is nothing to prepare.
         queue: From then until it was chosen for a batch.
-        batch: From then until the model was called: padding, copying.
-        run: The model call.
+        batch: From then until the model was first called with that batch: padding, copying.
+        run: The model call that answered it.
         total: From submit until the answer was handed out.
-        batch_size: Members of its batch.
+        batch_size: Members of that call.
+        copy: The part of `batch` that went into copies to a device; 0 on the CPU.
+        split: From the first call with its batch, which failed, until that call began.
+        closed_by: Why the batch was not larger: ``"idle lane"`` (it took all there was), ``"size"``, ``"tokens"``,
+            ``"deadline"`` (a larger one would have been too late for a member), ``"params"`` (the next one had others),
+            ``"group"`` (or was of another group), ``"step"`` (a larger one would have held up urgent requests).
     """
 
     prepare: float
@@ -44,18 +58,9 @@ class Timing:
     run: float
     total: float
     batch_size: int
-
-
-class Run:
-    """The times of one batch, shared by its members' tickets."""
-
-    __slots__ = ("committed_ns", "ended_ns", "size", "started_ns")
-
-    def __init__(self, committed_ns: int, size: int) -> None:
-        self.committed_ns = committed_ns
-        self.started_ns = committed_ns
-        self.ended_ns = committed_ns
-        self.size = size
+    copy: float = 0.0
+    split: float = 0.0
+    closed_by: str = CLOSED_BY[0]
 
 
 class Desk(Protocol):
@@ -139,15 +144,18 @@ class Ticket(tickets.TicketBase, Generic[Out]):
         arrival = self._arrival_ns
         ready = max(arrival, self._ready_ns)
         chosen = max(ready, run.committed_ns)
-        started = max(chosen, run.started_ns)
+        first = max(chosen, run.first_ns or run.started_ns)
+        started = max(first, run.started_ns)
         ended = max(started, run.ended_ns)
         return Timing(
             prepare=(ready - arrival) / NS,
             queue=(chosen - ready) / NS,
-            batch=(started - chosen) / NS,
+            batch=(first - chosen) / NS,
             run=(ended - started) / NS,
             total=(ended - arrival) / NS,
             batch_size=run.size,
+            split=(started - first) / NS,
+            closed_by=CLOSED_BY[run.why],
         )
 
     def __repr__(self) -> str:

@@ -1,11 +1,10 @@
 """What type checkers see of a relay, its tickets, and batched functions. Checked, never run."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
 import relay
 from relay import Batch, Relay, Ticket
-from relay.batched import Batched
 
 
 def lengths(items: list[str]) -> list[int]:
@@ -66,22 +65,3 @@ async def main() -> None:
 
 with r as same:
     assert_type(same, Relay[str, int])
-
-
-@relay.batched
-def embed(texts: list[str]) -> list[tuple[float, ...]]:
-    return [(1.0,) for _ in texts]
-
-
-@relay.batched(max_batch_size=3)
-def count(items: list[bytes]) -> Sequence[int]:
-    return [len(item) for item in items]
-
-
-assert_type(embed, Batched[str, tuple[float, ...]])
-assert_type(embed("x"), tuple[float, ...])
-assert_type(embed.submit("x"), Ticket[tuple[float, ...]])
-assert_type(embed.submit_many(["x"]), Ticket[list[tuple[float, ...]]])
-assert_type(embed.relay, Relay[str, tuple[float, ...]])
-assert_type(count(b"x"), int)
-count("x")  # type: ignore[arg-type]

@@ -1,4 +1,34 @@
-# A part of queue.pyx: what a queue holds, the small steps that its calls are made of, and what can be seen of it.
+# A part of queue.pyx: what a queue holds, and the small steps that its calls are made of.
+
+cdef enum:
+    LANES = 64
+    LEVELS = 256
+    PASSED = 0          # as it was popped: of another group, or does not fit
+    SAME = 1            # may be chosen
+    RIDER = 2
+    WAITS = 3           # may be passed over
+    CHOSEN = 4
+    NEAR = 5            # its deadline is
+    ROUNDS = 3          # times that a choice is made anew at most
+
+
+cdef struct Other:      # one that `take` has popped and not committed, yet or at all
+    int64_t key
+    uint64_t seq
+    int32_t slot
+    int32_t kind
+
+
+cdef inline int32_t to_level(object level, int64_t least) except? -2:
+    cdef int64_t result = to_int64("level", level)
+    if result < least or result >= LEVELS:
+        as_range("level", level, least, LEVELS - 1)     # says why
+    return <int32_t>result
+
+
+cdef inline int32_t heap_slot(const Heap* h, int32_t i) noexcept nogil:
+    return <int32_t>(h.nodes[i].rank & (HEAP_MAX_SLOTS - 1))
+
 
 cdef class Queued:
     cdef readonly Arena arena           # its table is what all the others index
@@ -7,16 +37,52 @@ cdef class Queued:
     cdef Dedup dedup
     cdef list _owners                   # capacity: one object for each leased slot, None for the free ones
     cdef object wake                    # a callable or None; called after all changes
-    cdef int32_t parked
+    cdef PriorityHeap by_due            # of those that are ready; kept once `mixed`
+    cdef void* block                    # owned: the one allocation; the columns point into it
+    cdef int64_t* due_ns                # -1: never
+    cdef int64_t* serial                # in the order they came
+    cdef double* sums                   # capacity + 1: for `take`, as the next three
+    cdef uint64_t* order
+    cdef Other* others
+    cdef int32_t* waiting
+    cdef uint8_t* level
+    cdef bint* shared
+    cdef int64_t newest
+    cdef int64_t since                  # members since the last overdue one that was given a place
+    cdef int64_t every
+    cdef uint64_t parked                # one bit a lane
+    cdef int32_t at_least[LANES]        # how many a parked lane waits for
+    cdef int32_t counts[LEVELS]         # how many are ready, by priority
+    cdef int32_t one_level              # the only priority there has been, or -1
+    cdef bint mixed
     cdef int32_t promised
 
-    def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None, generation=1):
+    def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None, generation=1, overdue_every=0):
+        cdef size_t n
+        self.every = as_range("overdue_every", overdue_every, 0, 0x7FFFFFFF)
+        self.one_level = -1
         self.wake = wake
         self.arena = Arena(capacity, ids_capacity, max_length, generation)
         self.heap = PriorityHeap(capacity)
         self.timers = Timers(capacity)
         self.dedup = Dedup(capacity)
         self._owners = [None] * capacity
+        self.by_due = PriorityHeap(capacity)
+        n = <size_t>self.arena.s.capacity
+        self.block = calloc(1, 8 + n * (4 * 8 + sizeof(Other) + sizeof(int32_t) + sizeof(bint) + 1))
+        if self.block == NULL:
+            raise MemoryError(f"no memory for {n} slots")
+        self.due_ns = <int64_t*>self.block
+        self.serial = self.due_ns + n
+        self.order = <uint64_t*>(self.serial + n)
+        self.sums = <double*>(self.order + n)
+        self.others = <Other*>(self.sums + n + 1)
+        self.waiting = <int32_t*>(self.others + n)
+        self.shared = <bint*>(self.waiting + n)
+        self.level = <uint8_t*>(self.shared + n)
+
+    def __dealloc__(self):
+        free(self.block)
 
     # Steps, each of them within a call.
 
@@ -28,15 +94,59 @@ cdef class Queued:
         return 0
 
     @final
-    cdef int wake_lane(self) except -1:
-        if self.wake is not None and self.heap.s.size:
-            self.parked -= 1
-            self.wake()
+    cdef int wake_lanes(self, int32_t fresh) except -1:
+        # So many have become ready.
+        cdef int lane
+        while fresh > 0 and self.parked and self.wake is not None:
+            for lane in range(LANES):
+                if self.parked >> lane & 1 and self.at_least[lane] <= self.heap.s.size:
+                    break
+            else:
+                return 0
+            if not self.heap.s.size:
+                return 0
+            self.parked &= ~(<uint64_t>1 << lane)
+            self.wake(lane)
+            fresh -= 1
         return 0
 
     @final
+    cdef inline void enter(self, int32_t slot) noexcept:
+        heap_push(&self.heap.s, self.arena.s.key[slot], slot)
+        self.counts[self.level[slot]] += 1
+        if self.mixed and self.due_ns[slot] >= 0:
+            self.enter_due(slot)
+
+    @final
+    cdef inline void discount(self, int32_t slot) noexcept:
+        # It stands in line no more, and is off the heap.
+        self.counts[self.level[slot]] -= 1
+        if self.mixed:
+            heap_remove(&self.by_due.s, slot)
+
+    @final
+    cdef inline void enter_due(self, int32_t slot) noexcept:
+        # Among equally overdue ones, too, the first that came is the first.
+        cdef Heap* h = &self.heap.s
+        heap_push_seq(&self.by_due.s, self.due_ns[slot], h.nodes[h.where[slot]].rank >> HEAP_SLOT_BITS, slot)
+
+    @final
+    cdef void see(self, int32_t level) noexcept:
+        # Another priority than `one_level`.
+        cdef int32_t i, slot
+        if self.one_level < 0:
+            self.one_level = level
+        elif not self.mixed and self.every:
+            self.mixed = True
+            for i in range(HEAP_ROOT, HEAP_ROOT + self.heap.s.size):
+                slot = heap_slot(&self.heap.s, i)
+                if self.due_ns[slot] >= 0:
+                    self.enter_due(slot)
+
+    @final
     cdef int64_t lease(
-        self, object owner, int64_t key, int64_t now, int64_t deadline, int32_t cost, int32_t group, int32_t ids
+        self, object owner, int64_t key, int64_t now, int64_t deadline, int32_t cost, int32_t group, int32_t ids,
+        int32_t level, int64_t due,
     ) except? -3:
         cdef ArenaTable* a = &self.arena.s
         cdef int64_t handle = arena_lease(a, key, now, cost, 0, 0, ids if ids > 0 else 0, ids >= 0, 0)
@@ -46,11 +156,18 @@ cdef class Queued:
         slot = state_slot(handle)
         self._owners[slot] = owner
         a.group[slot] = group
+        self.newest += 1
+        self.serial[slot] = self.newest
+        self.level[slot] = <uint8_t>level
+        self.due_ns[slot] = due
+        self.shared[slot] = False
+        if level != self.one_level:
+            self.see(level)
         if deadline >= 0:
             a.deadline_ns[slot] = deadline
             timers_arm(&self.timers.s, slot, deadline)
         if ids < 0:
-            heap_push(&self.heap.s, key, slot)
+            self.enter(slot)
         return handle
 
     @final
@@ -60,80 +177,9 @@ cdef class Queued:
 
     @final
     cdef inline int forget(self, int32_t slot, int64_t handle) except -1:
-        heap_remove(&self.heap.s, slot)
+        if heap_remove(&self.heap.s, slot):
+            self.discount(slot)
         timers_disarm(&self.timers.s, slot)
         dedup_delete(&self.dedup.s, handle)
         self._owners[slot] = None
         return 0
-
-    # What can be seen.
-
-    def owner(self, handle):
-        """The owner of a lease, or None if it has ended."""
-        cdef int64_t h = to_int64("handle", handle)
-        return self._owners[state_slot(h)] if arena_live(&self.arena.s, h) else None
-
-    def owners(self):
-        """The owners of all leased slots."""
-        return [owner for owner in self._owners if owner is not None]
-
-    def lengths(self, handles):
-        """How many input ids each of `handles` has."""
-        cdef int64_t h
-        cdef list found = []
-        for handle in handles:
-            h = to_int64("handle", handle)
-            if not arena_live(&self.arena.s, h):
-                self.arena.facts(h)     # says why
-            found.append(self.arena.s.length[state_slot(h)])
-        return found
-
-    @property
-    def capacity(self):
-        """Slots in all."""
-        return self.arena.s.capacity
-
-    @property
-    def free(self):
-        """Slots free now and promised to nobody."""
-        return self.arena.s.free_slots - self.promised
-
-    @property
-    def queued(self):
-        """Requests ready to run."""
-        return self.heap.s.size
-
-    @property
-    def next_generation(self):
-        """A generation above all that were given out."""
-        cdef int64_t newest = 0
-        cdef int32_t slot
-        for slot in range(self.arena.s.capacity):
-            newest = max(newest, state_generation(state_load(&self.arena.s.word[slot])))
-        return state_next_generation(newest)
-
-    def __len__(self):
-        return self.arena.s.capacity - self.arena.s.free_slots
-
-    def check(self):
-        """Recounts everything; AssertionError if an invariant is broken."""
-        cdef int32_t slot
-        cdef uint64_t word
-        self.arena.check()
-        self.heap.check()
-        self.timers.check()
-        self.dedup.check()
-        if self.promised < 0 or self.arena.s.free_slots < self.promised:
-            raise AssertionError(
-                f"{self.promised} places promised, {self.arena.s.free_slots} free; this is a bug in relay"
-            )
-        for slot in range(self.arena.s.capacity):
-            word = state_load(&self.arena.s.word[slot])
-            owned = self._owners[slot] is not None
-            # One that was finished while `gather` reads its row has no owner any more, and is freed by gather.
-            if owned == (state_bits(word) == IDLE or (state_bits(word) == BUSY and word & DROPPED != 0)):
-                raise AssertionError(f"slot {slot} has an owner and no lease, or the reverse; this is a bug in relay")
-            if heap_has(&self.heap.s, slot) != (state_bits(word) == QUEUED and not state_flags(word)):
-                raise AssertionError(
-                    f"slot {slot} is ready but not in the heap, or the reverse; this is a bug in relay"
-                )

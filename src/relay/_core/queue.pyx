@@ -8,9 +8,18 @@ in between, so each call is atomic; lists are made before the first change, and 
 still held by the caller, or let go last, so no finaliser can come in between either.
 """
 
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cython cimport final
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.math cimport INFINITY
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memset
 
+from relay._core._choosing cimport (
+    MAX_PLACES, SHUT_DEADLINE, SHUT_IDLE, SHUT_OWN_DEADLINE, SHUT_PARAMS, SHUT_SIZE, SHUT_STEP, SHUT_TOKENS, Filling,
+    filling_add, filling_fill, filling_late, filling_left, filling_note, filling_refusal, filling_time, rank_index,
+    rank_size, size_rank,
+)
 from relay._core._rows cimport ArenaTable, arena_find, rows_blocks_for
 from relay._core.arena cimport (
     DROP_DEFERRED, DROP_FREED, Arena, arena_commit, arena_drop, arena_handle, arena_lease, arena_live, arena_release,
@@ -18,78 +27,89 @@ from relay._core.arena cimport (
 )
 from relay._core.dedup cimport Dedup, dedup_delete
 from relay._core.heap cimport (
-    Heap, PriorityHeap, heap_has, heap_lift, heap_pop_node, heap_push, heap_push_seq, heap_remove,
+    HEAP_MAX_SLOTS, HEAP_ROOT, HEAP_SLOT_BITS, Heap, PriorityHeap, heap_has, heap_key, heap_lift, heap_peek,
+    heap_pop_node, heap_push, heap_push_seq, heap_remove,
 )
 from relay._core.state cimport (
-    BUSY, DROPPED, IDLE, PINNED, QUEUED, state_bits, state_flags, state_generation, state_load, state_next_generation,
-    state_slot, to_int32, to_int64,
+    BUSY, DROPPED, IDLE, PINNED, QUEUED, as_range, state_bits, state_flags, state_generation, state_load,
+    state_next_generation, state_slot, to_int32, to_int64,
 )
 from relay._core.timers cimport Timers, timers_arm, timers_disarm, timers_due_one, timers_next
 
-__all__ = ["FULL", "LOOK_PAST", "NO_BLOCKS", "RequestQueue"]
+__all__ = [
+    "CLOSED_DEADLINE", "CLOSED_IDLE", "CLOSED_PARAMS", "CLOSED_SIZE", "CLOSED_STEP", "CLOSED_TOKENS", "FULL",
+    "LOOK_PAST", "NO_BLOCKS", "RequestQueue",
+]
 
 FULL = -1
 NO_BLOCKS = -2
 LOOK_PAST = 256
-
-cdef enum:
-    PASSED = 256
-
-
-cdef struct Node:
-    int64_t key
-    uint64_t seq
-    int32_t slot
+CLOSED_IDLE = SHUT_IDLE
+CLOSED_SIZE = SHUT_SIZE
+CLOSED_TOKENS = SHUT_TOKENS
+CLOSED_DEADLINE = SHUT_DEADLINE
+CLOSED_PARAMS = SHUT_PARAMS
+CLOSED_STEP = SHUT_STEP
 
 include "_queued.pyx"
+include "_seen.pyx"
+include "_members.pyx"
 
 
-cdef class RequestQueue(Queued):
-    """RequestQueue(capacity, ids_capacity=0, max_length=0, wake=None, generation=1)
+cdef class RequestQueue(Members):
+    """RequestQueue(capacity, ids_capacity=0, max_length=0, wake=None, generation=1, overdue_every=0)
 --
 
 The queue of one model."""
 
-    def admit(self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False):
+    def admit(
+        self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False, level=0, due_ns=-1
+    ):
         """Leases a slot for a request."""
         cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
         cdef int64_t deadline = to_int64("deadline_ns", deadline_ns)
         cdef int32_t size = to_int32("cost", cost), kind = to_int32("group", group), reserve = to_int32("ids", ids)
-        cdef int64_t handle
+        cdef int32_t priority = to_level(level, 0)
+        cdef int64_t due = to_int64("due_ns", due_ns), handle
         if claim:
             self.take_promise()
         elif self.arena.s.free_slots <= self.promised:
             return FULL
-        handle = self.lease(owner, order, now, deadline, size, kind, reserve)
+        handle = self.lease(owner, order, now, deadline, size, kind, reserve, priority, due)
         if self.parked and reserve < 0:
-            self.wake_lane()
+            self.wake_lanes(1)
         return handle
 
-    def admit_all(self, owners, key, now_ns, deadline_ns=-1, costs=None, group=0, ids=None):
+    def admit_all(
+        self, owners, key, now_ns, deadline_ns=-1, costs=None, group=0, ids=None, level=0, due_ns=-1
+    ):
         """Leases a slot for each of several requests of one key, or for none of them."""
         cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
-        cdef int64_t deadline = to_int64("deadline_ns", deadline_ns), blocks = 0
-        cdef int32_t kind = to_int32("group", group), count
+        cdef int64_t deadline = to_int64("deadline_ns", deadline_ns), due = to_int64("due_ns", due_ns), blocks = 0
+        cdef int32_t priority = to_level(level, 0), count, fresh = 0
         cdef Py_ssize_t n, i
-        cdef bint ready = False
-        cdef list who = list(owners), sizes, reserve, handles
+        cdef list who = list(owners), sizes, kinds, reserve, handles
         n = len(who)
+        if isinstance(group, (list, tuple)):
+            kinds = [to_int32("group", kind) for kind in group]
+        else:
+            kinds = [to_int32("group", group)] * n
         sizes = [1] * n if costs is None else [to_int32("cost", cost) for cost in costs]
         reserve = [-1] * n if ids is None else [to_int32("ids", wanted) for wanted in ids]
-        for name, numbers in (("costs", sizes), ("ids", reserve)):
+        for name, numbers in (("costs", sizes), ("groups", kinds), ("ids", reserve)):
             if len(numbers) != n:
                 raise ValueError(f"{len(numbers)} {name} were given for {n} owners; give one for each")
         handles = [-1] * n
         for i in range(n):
             count = reserve[i]
-            ready |= count < 0
+            fresh += count < 0
             blocks += rows_blocks_for(min(max(count, 0), self.arena.s.max_length))
         if self.arena.s.free_slots - self.promised < n or blocks > self.arena.s.free_blocks:
             return None
         for i in range(n):
-            handles[i] = self.lease(who[i], order, now, deadline, sizes[i], kind, reserve[i])
-        if self.parked and ready:
-            self.wake_lane()
+            handles[i] = self.lease(who[i], order, now, deadline, sizes[i], kinds[i], reserve[i], priority, due)
+        if self.parked:
+            self.wake_lanes(fresh)
         return handles
 
     def promise(self):
@@ -126,69 +146,41 @@ The queue of one model."""
             self.forget(slot, h)
             return False
         a.ready_ns[slot] = now
-        heap_push(&self.heap.s, a.key[slot], slot)
+        self.enter(slot)
         if self.parked:
-            self.wake_lane()
+            self.wake_lanes(1)
         return True
 
-    def take(self, most, most_cost, now_ns):
-        """Chooses the members of a batch and commits them: handles, owners, and the owners of the late."""
-        cdef int32_t room = to_int32("most", most), n = 0, n_passed = 0, slot, size, kind = 0, widest = 0, i
-        cdef int64_t limit = to_int64("most_cost", most_cost), now = to_int64("now_ns", now_ns), handle
-        cdef ArenaTable* a = &self.arena.s
-        cdef Node passed[PASSED]
-        cdef Node* node
-        cdef list handles = [], owners = [], late = []
-        while n < room and n_passed < PASSED:
-            node = &passed[n_passed]
-            if heap_pop_node(&self.heap.s, &node.key, &node.seq, &node.slot) < 0:
-                break
-            slot = node.slot
-            handle = arena_handle(a, slot)
-            owner = self._owners[slot]
-            if 0 <= a.deadline_ns[slot] <= now:
-                late.append(owner)
-                arena_drop(a, handle)
-                self.forget(slot, handle)
-                continue
-            size = a.cost[slot]
-            if n == 0:
-                kind = a.group[slot]
-            elif a.group[slot] != kind:
-                n_passed += 1
-                continue
-            elif limit and <int64_t>(widest if widest > size else size) * (n + 1) > limit:
-                n_passed += 1
-                break
-            if not arena_commit(a, handle):
-                continue
-            widest = widest if widest > size else size
-            a.commit_ns[slot] = now
-            timers_disarm(&self.timers.s, slot)
-            n += 1
-            handles.append(handle)
-            owners.append(owner)
-        for i in range(n_passed):
-            heap_push_seq(&self.heap.s, passed[i].key, passed[i].seq, passed[i].slot)
-        return handles, owners, late
-
-    def park(self):
-        """Says that a lane is about to sleep; False if something is ready."""
-        if self.heap.s.size:
+    def park(self, lane=0, at_least=1):
+        """Says that a lane is about to sleep until so many are ready; False if they are."""
+        cdef int64_t number = as_range("lane", lane, 0, LANES - 1)
+        cdef int32_t wanted = to_int32("at_least", at_least)
+        if self.heap.s.size >= wanted:
             return False
-        self.parked += 1
+        self.at_least[number] = wanted
+        self.parked |= <uint64_t>1 << number
         return True
 
-    def unpark(self):
-        """True if a lane sleeps, and is now the caller's to wake."""
-        if not self.parked:
-            return False
-        self.parked -= 1
-        return True
+    def unpark(self, lane=-1):
+        """Makes a sleeping lane, -1: the lowest, the caller's to wake: its number, or -1 if it does not sleep."""
+        cdef int64_t number = as_range("lane", lane, -1, LANES - 1)
+        if number < 0:
+            if not self.parked:
+                return -1
+            number = 0
+            while not self.parked >> number & 1:
+                number += 1
+        if not self.parked >> number & 1:
+            return -1
+        self.parked &= ~(<uint64_t>1 << number)
+        return number
 
     def cancel(self, handle):
         """Drops a request that is still queued; answers as `Arena.drop`."""
-        cdef int64_t h = to_int64("handle", handle)
+        return self.drop(to_int64("handle", handle))
+
+    @final
+    cdef int drop(self, int64_t h) except -1:
         cdef int code = arena_drop(&self.arena.s, h)
         if code == DROP_FREED:
             self.forget(state_slot(h), h)
@@ -206,15 +198,57 @@ The queue of one model."""
                 self.arena.release(h)  # says why
             self.forget(state_slot(h), h)
 
-    def lift(self, handle, key):
+    def lift(self, handle, key, level=-1, due_ns=-1):
         """Makes a queued request more urgent, keeping its place among equals."""
-        cdef int64_t h = to_int64("handle", handle), order = to_int64("key", key)
-        cdef int32_t slot = state_slot(h)
-        if not self.is_queued(h) or order >= self.arena.s.key[slot]:
+        cdef int64_t h = to_int64("handle", handle), order = to_int64("key", key), due = to_int64("due_ns", due_ns)
+        cdef int32_t priority = to_level(level, -1), slot = state_slot(h)
+        cdef bint ready, sooner, first, earlier
+        if not self.is_queued(h):
             return False
-        self.arena.s.key[slot] = order
-        heap_lift(&self.heap.s, slot, order)
+        ready = heap_has(&self.heap.s, slot)
+        sooner = order < self.arena.s.key[slot]
+        first = 0 <= priority < self.level[slot]
+        earlier = due >= 0 and not 0 <= self.due_ns[slot] <= due
+        if sooner:
+            self.arena.s.key[slot] = order
+            heap_lift(&self.heap.s, slot, order)
+        if first:
+            if ready:
+                self.counts[self.level[slot]] -= 1
+                self.counts[priority] += 1
+            self.level[slot] = <uint8_t>priority
+            if priority != self.one_level:
+                self.see(priority)
+        if earlier:
+            self.due_ns[slot] = due
+            if ready and self.mixed:
+                heap_remove(&self.by_due.s, slot)
+                self.enter_due(slot)
+        return sooner or first or earlier
+
+    def share(self, handle):
+        """Says that others share the request's run: it is not displaced from now on."""
+        cdef int64_t h = to_int64("handle", handle)
+        if not arena_live(&self.arena.s, h):
+            return False
+        self.shared[state_slot(h)] = True
         return True
+
+    def displace(self, level):
+        """Drops the newest queued request of the least urgent priority below `level`; its handle and owner."""
+        cdef ArenaTable* a = &self.arena.s
+        cdef int64_t least = to_level(level, 0), newest = INT64_MAX, handle
+        cdef int32_t slot, found = -1
+        for slot in range(a.capacity):
+            if self.level[slot] < least or (self.level[slot] == least and self.serial[slot] <= newest):
+                continue
+            if not self.shared[slot] and self.is_queued(arena_handle(a, slot)):
+                found, least, newest = slot, self.level[slot], self.serial[slot]
+        if found < 0:
+            return -1, None
+        handle, owner = arena_handle(a, found), self._owners[found]
+        self.drop(handle)
+        return handle, owner
 
     def set_deadline(self, handle, deadline_ns, alarm_ns=-1):
         """Sets when a queued request must have been started, and its timer."""

@@ -11,12 +11,16 @@ import logging
 from cpython.set cimport PySet_Discard
 from libc.stdint cimport int64_t
 
+from relay._core.histogram cimport Histogram, hist_record
 from relay._core.state cimport to_int64
 
 cdef extern from *:
     bint PyExceptionInstance_Check(object o)
+    object PyContext_CopyCurrent()
 
-__all__ = ["Member", "Replies", "TicketBase", "answer_all", "call", "finish", "settle"]
+__all__ = [
+    "Batches", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish", "let_go", "settle",
+]
 
 log = logging.getLogger("relay")
 
@@ -39,6 +43,9 @@ cdef class TicketBase:
     cdef public object _value
     cdef public object _error
     cdef public object _run
+    cdef public object _context
+    cdef public object _prepared
+    cdef public object _kept
     cdef public list _waiters
     cdef public int64_t _arrival_ns
     cdef public int64_t _deadline_ns
@@ -58,6 +65,7 @@ cdef class TicketBase:
         self._waiters = []
         self.size = 1
         self._deadline_ns = self._handle = -1
+        self._context = PyContext_CopyCurrent()
 
     def __await__(self):
         loop = running_loop()
@@ -86,6 +94,9 @@ cdef class TicketBase:
         except ValueError:
             return False
         return True
+
+
+include "_runs.pyx"
 
 
 cdef class Member:
@@ -150,6 +161,8 @@ cdef bint end(TicketBase ticket, object value, object error, Replies replies, ob
     ticket._error = error
     ticket._run = run
     ticket._done = True
+    if not ticket._followers:
+        ticket._context = None
     waiters = ticket._waiters
     while waiters:
         try:
@@ -169,17 +182,28 @@ def settle(TicketBase ticket not None, value, error, Replies replies not None, r
     return end(ticket, value, error, replies, run)
 
 
-def answer_all(owners, rows, run, Replies replies not None):
+cdef int drop(TicketBase ticket) except -1:
+    ticket._item = ticket._content = ticket._prepared = ticket._context = ticket._kept = None
+    return 0
+
+
+def let_go(TicketBase ticket not None):
+    drop(ticket)
+
+
+def answer_all(owners, rows, run, Replies replies not None, Waits waits=None):
     cdef list left = []
     cdef TicketBase owner
     cdef Py_ssize_t index = 0
+    cdef Run times = None if waits is None else run
     for owner in owners:
         row = rows[index]
         if owner._followers or PyExceptionInstance_Check(row):
             left.append(index)
         else:
-            owner._item = owner._content = None
-            end(owner, row, None, replies, run)
+            drop(owner)
+            if end(owner, row, None, replies, run) and times is not None:
+                waits.note(owner, times)
         index += 1
     return left
 

@@ -1,44 +1,65 @@
-"""What a queue knows of its requests: their times, who owns them, and which content they stand for.
+"""What a queue knows of its requests: their times, who owns them, which content they stand for, and who is ready.
 
-Owns the arena, the timers, the map of identical requests and the list of owners; a queue is built on this, shares its
-lock, and adds the order in which they run. Invariants: a slot has a timer only while it is QUEUED, and an owner exactly
-while it is leased.
+Owns the arena, the timers, the map of identical requests, the list of owners, and both orders of those that are ready:
+by key, and by when they have waited too long. A queue is built on this, shares its lock, and adds how they come in and
+how they are chosen. Invariants: a slot has a timer only while it is QUEUED, and an owner exactly while it is leased; it
+is counted at its priority exactly while it is in the order of keys; the order of due times is kept only once there have
+been two priorities (before that the overdue are the first in line anyhow, and nobody pays for it), and then has those
+that are ready and can be overdue.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from relay._pure.arena import Arena
 from relay._pure.dedup import Dedup
 from relay._pure.heap import PriorityHeap
-from relay._pure.state import DROPPED, as_int64, generation_of, next_generation, slot_of
+from relay._pure.state import DROPPED, as_int64, as_range, generation_of, next_generation, slot_of
 from relay._pure.timers import Timers
+
+LEVELS = 256
+PART = 64
 
 
 class Requests:
     """The requests of one model; see `RequestQueue`."""
 
-    __slots__ = ("_dedup", "_heap", "_lock", "_owners", "_parked", "_promised", "_timers", "_wake", "arena")
+    __slots__ = (
+        "_at_least", "_by_due", "_dedup", "_due_ns", "_every", "_heap", "_level", "_lock", "_mixed", "_newest",
+        "_one_level", "_owners", "_promised", "_ready", "_serial", "_shared", "_since", "_timers", "_wake", "arena",
+    )  # fmt: skip
 
     def __init__(
         self,
         capacity: int,
         ids_capacity: int = 0,
         max_length: int = 0,
-        wake: Callable[[], object] | None = None,
+        wake: Callable[[int], object] | None = None,
         generation: int = 1,
+        overdue_every: int = 0,
     ) -> None:
+        self._every = as_range("overdue_every", overdue_every, 0, 2**31 - 1)
         self.arena = Arena(capacity, ids_capacity, max_length, generation)
         self._heap = PriorityHeap(capacity)
         self._timers = Timers(capacity)
         self._dedup = Dedup(capacity)
         self._owners: list[Any] = [None] * capacity
         self._wake = wake
-        self._parked = 0
+        self._at_least: dict[int, int] = {}  # by parked lane: how many it waits for
         self._promised = 0
+        self._level, self._serial = [0] * capacity, [0] * capacity
+        self._due_ns = [-1] * capacity
+        self._shared = [False] * capacity
+        self._newest = 0
+        self._ready = [0] * LEVELS  # how many are ready, by priority
+        self._by_due = PriorityHeap(capacity)
+        self._one_level = -1  # the only priority there has been
+        self._mixed = False
+        self._since = 0  # members since the last overdue one that was given a place
         # Re-entrant, for a finaliser that runs inside a call may cancel a request of its own.
         self._lock = threading.RLock()
 
@@ -123,6 +144,26 @@ class Requests:
         """Requests ready to run."""
         return len(self._heap)
 
+    def ahead(self, level: int) -> int:
+        """How many are ready of this priority or of more urgent ones."""
+        level = as_range("level", level, 0, LEVELS - 1)
+        with self._lock:
+            return sum(self._ready[: level + 1])
+
+    def head_level(self) -> int:
+        """The priority of the first in line, or -1 if nothing is ready."""
+        with self._lock:
+            slot = self._heap.peek()
+            return self._level[slot] if slot >= 0 else -1
+
+    def oldest_ready_ns(self) -> int:
+        """When the one that has been ready for longest became so, or 0 if nothing is ready."""
+        with self._lock:
+            ready_ns, arrival_ns = self.arena.ready_ns, self.arena.arrival_ns
+            return min(
+                (ready_ns[slot] if ready_ns[slot] >= 0 else arrival_ns[slot] for slot in self._line()), default=0
+            )
+
     @property
     def next_generation(self) -> int:
         """A generation above all that were given out: where the queue begins that takes this one's place in a child
@@ -137,9 +178,46 @@ class Requests:
         """The state word of a live lease, or 0."""
         return self.arena.word.load(slot_of(handle)) if self.arena.live(handle) else 0
 
+    def _line(self) -> Iterator[int]:
+        """The slots of those that are ready, in order. Whoever leaves meanwhile may still be named, for the line is
+        read in parts, and who enters may not be."""
+        end = len(self._heap)
+        while end > 0:
+            part = self._heap._order[max(end - PART, 0) : end]
+            for entry in reversed(part):
+                yield -entry[2]
+            end = bisect_left(self._heap._order, part[0])
+
+    def _enter(self, slot: int) -> None:
+        """A request is ready: into line."""
+        self._heap.push(self.arena.key[slot], slot)
+        self._ready[self._level[slot]] += 1
+        if self._mixed and self._due_ns[slot] >= 0:
+            self._enter_due(slot)
+
+    def _leave(self, slot: int) -> None:
+        """It runs, or has ended: out of the line."""
+        if self._heap.remove(slot):
+            self._ready[self._level[slot]] -= 1
+            self._by_due.remove(slot)
+
+    def _enter_due(self, slot: int) -> None:
+        """Among equally overdue ones, too, the first that came is the first."""
+        self._by_due.push_seq(self._due_ns[slot], -self._heap._entries[slot][1], slot)
+
+    def _see(self, level: int) -> None:
+        """Takes note of a priority; with the second one the order of due times begins."""
+        if self._one_level < 0:
+            self._one_level = level
+        if level != self._one_level and not self._mixed and self._every:
+            self._mixed = True
+            for slot in self._line():
+                if self._due_ns[slot] >= 0:
+                    self._enter_due(slot)
+
     def _forget(self, slot: int, handle: int) -> Any:
         """Takes an ended lease out of everything; the owner, for the caller to let go outside the lock."""
-        self._heap.remove(slot)
+        self._leave(slot)
         self._timers.disarm(slot)
         self._dedup.delete(handle)
         owner, self._owners[slot] = self._owners[slot], None

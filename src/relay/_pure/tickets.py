@@ -11,11 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
+from contextvars import Context, copy_context
 from typing import Any, Protocol, TypeVar, cast
 
+from relay._pure._runs import Batches, Run, Waits
 from relay._pure.state import as_int64
 
-__all__ = ["Member", "Replies", "TicketBase", "answer_all", "call", "finish", "settle"]
+__all__ = [
+    "Batches", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish", "let_go", "settle",
+]  # fmt: skip
 
 log = logging.getLogger("relay")
 
@@ -32,7 +36,7 @@ class _Desk(Protocol):
 
 
 class TicketBase:
-    """What a ticket holds.
+    """What a ticket holds, the context it was made in included.
 
     Args:
         desk: Whoever made it; has the set ``open`` of unsettled tickets, and is `forked` in a child.
@@ -62,6 +66,8 @@ class TicketBase:
     _value: Any = None
     _error: BaseException | None = None
     _run: Any = None
+    _prepared: Any = None
+    _kept: Any = None  # keeps the number of its group from being given to another
 
     def __init__(self, desk: _Desk, item: Any, priority: int, arrival_ns: int) -> None:
         self._desk: Any = desk
@@ -69,6 +75,7 @@ class TicketBase:
         self.priority = as_int64("priority", priority)
         self._arrival_ns = as_int64("arrival_ns", arrival_ns)
         self._waiters: list[_Waiter] = []
+        self._context: Context | None = copy_context()
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Waits for the answer. Cancelling the awaiting task leaves the request alone."""
@@ -149,6 +156,9 @@ class Replies:
 def settle(ticket: TicketBase, value: Any, error: BaseException | None, replies: Replies, run: Any = None) -> bool:
     """Ends `ticket`, unless it has ended already.
 
+    Its context goes at once, unless others share its run. The rest stays until `let_go`: a batch that it was committed
+    to may be about to read it.
+
     Args:
         ticket: The ticket.
         value: Its result.
@@ -167,6 +177,8 @@ def settle(ticket: TicketBase, value: Any, error: BaseException | None, replies:
     ticket._error = error
     ticket._run = run
     ticket._done = True
+    if not ticket._followers:
+        ticket._context = None
     waiters = ticket._waiters
     while waiters:
         try:
@@ -182,14 +194,22 @@ def settle(ticket: TicketBase, value: Any, error: BaseException | None, replies:
     return True
 
 
-def answer_all(owners: Sequence[Any], rows: Sequence[Any], run: Any, replies: Replies) -> list[int]:
-    """Settles the members of a batch with their rows, and lets go of their items.
+def let_go(ticket: TicketBase) -> None:
+    """Drops what only the work needed. For a ticket whose work is over, or was taken from the queue and never began."""
+    ticket._item = ticket._content = ticket._prepared = ticket._context = ticket._kept = None
+
+
+def answer_all(
+    owners: Sequence[Any], rows: Sequence[Any], run: Any, replies: Replies, waits: Waits | None = None
+) -> list[int]:
+    """Settles the members of a batch with their rows, and lets go of what their work needed.
 
     Args:
         owners: Their tickets; their runs must be closed to joiners.
         rows: One result a member.
         run: The batch.
         replies: Gets the waiters; flush it afterwards.
+        waits: Counts each of those settled here.
 
     Returns:
         The places of the members that were left alone: their row is an exception, or others share their run.
@@ -201,8 +221,9 @@ def answer_all(owners: Sequence[Any], rows: Sequence[Any], run: Any, replies: Re
         if owner._followers or issubclass(type(row), BaseException):
             left.append(index)
             continue
-        owner._item = owner._content = None
-        settle(owner, row, None, replies, run)
+        let_go(owner)
+        if settle(owner, row, None, replies, run) and waits is not None:
+            waits.record(owner, run)
     return left
 
 

@@ -117,6 +117,24 @@ def _waits(now: Any, seen: Seen) -> Values:
         yield (quantile,), getattr(now, field)
 
 
+def _spread(name: str) -> Read:
+    read = attrgetter(name)
+
+    def values(now: Any, seen: Seen) -> Values:
+        spread = read(now)
+        return ((("0.5",), spread.p50), (("0.95",), spread.p95), (("0.99",), spread.p99))
+
+    return values
+
+
+def _closed(now: Any, seen: Seen) -> Values:
+    return (((what,), count) for what, count in now.closed_by.items())
+
+
+def _error(now: Any, seen: Seen) -> Values:
+    return () if now.prediction_error is None else (((), now.prediction_error),)
+
+
 def _reasons(now: Any, seen: Seen) -> Values:
     return (((reason,), count) for reason, count in now.refused_by.items())
 
@@ -168,6 +186,22 @@ RELAY = (
     Kind("relay_refused", "Requests that were refused.", _field("refused"), counter=True),
     Kind("relay_merged", "Requests that shared another's run.", _field("merged"), counter=True),
     Kind("relay_undeliverable", "Answers whose event loop had closed.", _field("undeliverable"), counter=True),
+    Kind("relay_displaced", "Requests that made room for more urgent ones.", _field("displaced"), counter=True),
+    Kind("relay_run_timeouts", "Requests whose model call took too long.", _field("run_timeouts"), counter=True),
+    Kind("relay_non_finite", "Requests whose row had NaN or infinity.", _field("non_finite"), counter=True),
+    Kind("relay_splits", "Model calls with a part of a batch that had failed.", _field("splits"), counter=True),
+    Kind("relay_closed_batches", "Batches by what closed them.", _closed, ("closed_by",), counter=True),
+    Kind("relay_prepare_seconds", "Time to prepare: quantiles.", _spread("prepare_time"), ("quantile",)),
+    Kind("relay_queue_seconds", "Time in the queue: quantiles.", _spread("queue_time"), ("quantile",)),
+    Kind("relay_batch_seconds", "Time to assemble: quantiles.", _spread("batch_time"), ("quantile",)),
+    Kind("relay_run_seconds", "Time of a model call: quantiles.", _spread("run_time"), ("quantile",)),
+    Kind("relay_total_seconds", "Time to the answer: quantiles.", _spread("total_time"), ("quantile",)),
+    Kind("relay_batch_size", "Members of a model call: quantiles.", _spread("batch_size"), ("quantile",)),
+    Kind("relay_padding_waste_ratio", "Share of padding in all batches.", _field("padding_waste")),
+    Kind("relay_utilisation_ratio", "Share of time that the lanes were busy lately.", _field("utilisation")),
+    Kind("relay_prediction_error_ratio", "How far predicted run times were off lately.", _error),
+    Kind("relay_batch_limit", "Members of a batch at most now.", _field("limit")),
+    Kind("relay_lanes", "Batches that may run at once.", _field("lanes")),
 )
 
 
