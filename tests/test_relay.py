@@ -227,3 +227,27 @@ def test_cancelled_requests_leave_nothing(lab: Lab) -> None:
     assert r(1) == 1
     assert r.snapshot().cancelled >= 25_000
     lab.idle(r)
+
+
+def test_sizes_by_limits_and_by_keyword(lab: Lab) -> None:
+    limits = lab.package.Limits(max_batch_size=8, max_queue=100)
+    assert lab.start(lab.model(), limits=limits).limits == limits
+    both = lab.start(lab.model(), limits=limits, max_batch_size=9).limits
+    assert (both.max_batch_size, both.max_queue) == (9, 100)
+    assert lab.start(lab.model()).limits == lab.package.Limits()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"linger": float("inf")}, "linger must be a finite number of seconds"),
+        ({"linger": None}, "linger must be a finite number of seconds"),
+        ({"pool": 3}, "pool must be a relay.TokenPool, or None, got 3"),
+        ({"limits": {"max_queue": 3}}, "limits must be a relay.Limits"),
+        ({"max_batch_size": None}, "max_batch_size must be a whole number, got None"),
+        ({"max_batch_size": True}, "max_batch_size must be a whole number, got True"),
+    ],
+)
+def test_wrong_options_are_named(option: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        relay.Relay(len, **option)

@@ -45,12 +45,13 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None:
+            if value is None and field.default is None:
                 continue
             seconds = field.name.endswith("_s")
             least = 0 if seconds or field.name == "max_followers" else 1
-            if not isinstance(value, int | float) or isinstance(value, float) and not seconds:
-                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float if seconds else int):
+                what = "a number of seconds" if seconds else "a whole number"
+                raise ValueError(f"{field.name} must be {what}, got {value!r}")
             if not value >= least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value!r}")
         if self.bulk_step_s == float("inf"):

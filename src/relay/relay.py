@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -27,7 +26,7 @@ from relay.merging import Merger
 from relay.policy import BATCH, Facts, Policy, Priority, as_policy
 from relay.pool import TokenPool
 from relay.samples import Controller
-from relay.setup import as_deadlines, as_models, as_ways, check_hook, new_steering
+from relay.setup import as_deadlines, as_limits, as_linger, as_models, as_ways, check_hook, check_pool, new_steering
 from relay.ticket import Ticket
 from relay.tokenizer import Tokenizer
 
@@ -140,9 +139,11 @@ class Relay(Holding, Generic[In, Out]):
         if order.weights is not None:
             raise ValueError(f"{type(order).__name__} shares by tenant, which a relay does not; use it in a TokenPool")
         self.name = name
-        self.limits = replace(
-            limits or Limits(), max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, max_queue=max_queue
+        self.limits = as_limits(
+            limits, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, max_queue=max_queue
         )
+        max_batch_size = self.limits.max_batch_size
+        check_pool(pool)
         for option, hook, example in (
             ("prepare", prepare, "json.loads"),
             ("size", size, "len"),
@@ -177,7 +178,7 @@ class Relay(Holding, Generic[In, Out]):
             clock or MONOTONIC,
             ways,
             partial(new_steering, controller, max_batch_size, utilisation, len(models), name),
-            limit_ns(linger, "linger") or 0,
+            as_linger(linger),
             pool,
         )
         self._merge = merge if merge is not None else key is not None or getattr(first, "deterministic", False) is True

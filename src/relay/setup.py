@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Literal
 
 from relay.clock import limit_ns
 from relay.controller import Deadline
+from relay.limits import Limits
 from relay.policy import MAX_PRIORITY, Priority, tier
+from relay.pool import TokenPool
 from relay.samples import Controller
 from relay.station import Ways
 from relay.steering import Steering
@@ -40,6 +43,44 @@ def as_models(model: object, lanes: int) -> list[Callable[..., Any]]:
     for each in model:
         check_model(each)
     return list(model)
+
+
+def as_limits(limits: Limits | None, **keywords: int | None) -> Limits:
+    """The sizes of a relay: of `limits`, but for what is given by keyword and is not the default.
+
+    Raises:
+        TypeError: `limits` are none.
+        ValueError: A size is out of range.
+    """
+    if limits is None:
+        return Limits(**keywords)  # type: ignore[arg-type]
+    if not isinstance(limits, Limits):
+        raise TypeError(f"limits must be a relay.Limits, such as Limits(max_ids=100_000), got {limits!r}")
+    default = Limits()
+    given = {name: value for name, value in keywords.items() if value != getattr(default, name)}
+    return replace(limits, **given)  # type: ignore[arg-type]
+
+
+def as_linger(linger: float) -> int:
+    """How long the user would have a lane wait, in nanoseconds.
+
+    Raises:
+        ValueError: It is negative, NaN or endless.
+    """
+    limit = limit_ns(linger, "linger")
+    if limit is None:
+        raise ValueError(f"linger must be a finite number of seconds, 0 for none of your own, got {linger!r}")
+    return limit
+
+
+def check_pool(pool: object) -> None:
+    """Refuse what is no pool.
+
+    Raises:
+        TypeError: It is neither a `TokenPool` nor None.
+    """
+    if pool is not None and not isinstance(pool, TokenPool):
+        raise TypeError(f"pool must be a relay.TokenPool, or None, got {pool!r}")
 
 
 def check_model(model: object) -> None:

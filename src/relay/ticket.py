@@ -252,8 +252,9 @@ def refuse_own_thread(desk: Desk, what: str) -> None:
     """Refuse a blocking call that would wait for the very thread it is made on."""
     if desk.on_own_thread():
         raise RuntimeError(
-            f"{what} was called from the relay's own model or callback, where it would wait for itself; "
-            "submit() and add_done_callback() do not wait"
+            f"{what} was called from the relay's own model or callback, or on its coroutine model's own event loop, "
+            "where it would wait for itself; submit() and add_done_callback() do not wait, and run_async() and the "
+            "other async forms wait without blocking the loop"
         )
 
 
