@@ -63,6 +63,7 @@ class Home:
         self.lock = threading.Lock()
         self.own: OwnLoop | None = None
         self._makeshift = False
+        self._bereaved = False  # a loop has closed, and no makeshift one has been left since
         self._timers: dict[_Loop, weakref.ref[asyncio.TimerHandle]] = {}  # which only their loops hold
 
     def bind(self, leaving: _Loop | None = None, *, makeshift: bool = False) -> _Loop:
@@ -80,7 +81,7 @@ class Home:
             loop: _Loop | None = asyncio._get_running_loop()
             if loop is None or loop is leaving:
                 self.own = OwnLoop(f"{self._desk.name}-loop")
-                self._makeshift = makeshift
+                self._makeshift = makeshift or self._bereaved  # one lane may have woken another
                 loop = self.own.loop
             self.loop = loop
         self._watch(loop)
@@ -99,6 +100,7 @@ class Home:
         """A loop has closed, perhaps in the middle of a batch."""
         if self._desk.forked:
             return
+        self._bereaved = True
         self.leave(loop)
         self._unwatch(loop)
         for lane in self.lanes:
@@ -112,7 +114,7 @@ class Home:
         """A lane has nothing more to do. A makeshift loop that no lane needs now is left, so that the next request may
         choose another."""
         if self._makeshift and self.loop is loop and all(lane.idle for lane in self.lanes):
-            self._makeshift = False
+            self._makeshift = self._bereaved = False
             self.leave(loop)
 
     def end(self) -> None:

@@ -158,6 +158,8 @@ class TaskLane(Lane):
             self.wake()
         elif self.station.desk.closed and requests.unpark(self.number) == self.number:
             self._end()
+        elif (loop := self._home.loop) is not None:
+            self._home.resting(loop)  # another lane may have come to rest there while this one was still at work
 
     def _step(self) -> None:
         """Take a batch and start it, or park. On the loop; never while a batch runs."""
