@@ -44,6 +44,7 @@ def test_b4_closed_at_once(lab: Lab, kind: str) -> None:
         with pytest.raises(relay.Closed):
             each.result()
     assert [type(error) for error in tasks.result()] == [relay.Closed] * 4
+    assert r.snapshot().waiting == 0
     assert closing.is_alive()  # the model has not come back
     model.free()
     closing.join(30)

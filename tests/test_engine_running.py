@@ -103,15 +103,20 @@ def test_the_alarm_sleeps_while_the_call_goes_on(lab: Lab, kind: str) -> None:
     lab.idle(r)
 
 
-def test_each_part_of_a_batch_has_its_own_time(lab: Lab, kind: str) -> None:
-    clock, model = lab.clock(), Held({PLUG, "slow"})
+def rows_but_of(bad: str) -> Callable[[Any], str]:
+    """A model's function that fails on one item."""
 
-    def row(item: Any) -> Any:
-        if item == "bad":
+    def row(item: Any) -> str:
+        if item == bad:
             raise ValueError(item)
         return f"row {item}"
 
-    model._function = row
+    return row
+
+
+def test_each_part_of_a_batch_has_its_own_time(lab: Lab, kind: str) -> None:
+    clock, model = lab.clock(), Held({PLUG, "slow"})
+    model._function = rows_but_of("bad")
     r = lab.start(getattr(model, kind), clock=clock, timeout_run=1.0)
     plug = r.submit(PLUG)
     assert model.entered.acquire(timeout=30)
@@ -140,13 +145,7 @@ def test_each_part_of_a_batch_has_its_own_time(lab: Lab, kind: str) -> None:
 
 def test_those_who_were_ended_are_not_run_again(lab: Lab, kind: str) -> None:
     clock, model = lab.clock(), Held({PLUG, "slow"})
-
-    def row(item: Any) -> Any:
-        if item == "slow":
-            raise ValueError(item)
-        return f"row {item}"
-
-    model._function = row
+    model._function = rows_but_of("slow")
     r = lab.start(getattr(model, kind), clock=clock, timeout_run=1.0)
     plug = r.submit(PLUG)
     assert model.entered.acquire(timeout=30)

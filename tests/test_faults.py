@@ -210,8 +210,8 @@ def test_torchs_own() -> None:
 
 
 def test_clients_own() -> None:
-    httpx = pytest.importorskip("httpx")
-    openai = pytest.importorskip("openai")
+    httpx = pytest.importorskip("httpx", reason="needs the extra test")
+    openai = pytest.importorskip("openai", reason="needs the extra test")
     request = httpx.Request("POST", "http://127.0.0.1/")
     for error in (
         httpx.ConnectError("no"),

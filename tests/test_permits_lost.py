@@ -402,7 +402,7 @@ def _left(permits: Any) -> list[Callable[[], object]]:
 @pytest.mark.parametrize("begin", [_given_back, _tried, _joined, _thrown_away, _expired, _shut, _left])
 def test_natively_no_memory_loses_nothing(begin: Callable[[Any], Any], weights: Any, times: int) -> None:
     """Each allocation of a call fails once: the books are right, and a later call makes good what is not done."""
-    memory = pytest.importorskip("_testcapi", reason="nothing in this interpreter makes it run short of memory")
+    memory = pytest.importorskip("_testcapi", reason="no _testcapi in this interpreter")
     core, fine, failures = Core("native"), 0, 0
     for at in range(1_000):
         permits = pool(core, 3, (), 400, 5, weights=weights, caps={"a": 3})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,37 +66,6 @@ def test_timeout_on_a_fake_clock(lab: Lab) -> None:
     with pytest.raises(relay.Overloaded):
         waiting.result()
     assert r.snapshot().waiting == 0
-
-
-def test_b4_close_sends_all_away(lab: Lab) -> None:
-    before = threading.active_count()
-    model = lab.model(held=True)
-    r = lab.start(model, max_queue=4)
-    lab.fill(r)
-    model.wait_until_running()
-
-    def mapped(item: Any) -> Any:
-        return list(r.map([item]))
-
-    async def mapped_async(item: Any) -> Any:
-        return [y async for y in r.map_async([item])]
-
-    async def main() -> list[Any]:
-        tasks = [r.run_async(1), mapped_async(2), r.run_async(3), mapped_async(4)]
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    waiting = [lab.call(r, 1), lab.call(mapped, 2), lab.call(r, 3), lab.call(mapped, 4)]
-    tasks = lab.call(asyncio.run, main())
-    lab.in_line(r, 8)
-    closing = lab.run_thread(r.close)
-    for w in waiting:  # at once, though the model has not come back
-        with pytest.raises(relay.Closed):
-            w.result()
-    assert [type(error) for error in tasks.result()] == [relay.Closed] * 4
-    assert r.snapshot().waiting == 0
-    model.free()
-    closing.join(30)
-    assert threading.active_count() == before
 
 
 def test_drain_sends_those_in_line_away_and_answers_the_others(lab: Lab) -> None:

@@ -15,12 +15,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from relay._backend import queue
+from relay.station import OVERHEAD_NS
 
 if TYPE_CHECKING:
     from relay.lane import Lane
-
-OVERHEAD_NS = 100_000
-"""What a batch costs besides its run, as `station` has it."""
 
 
 def answer_ns(lanes: Iterable[Lane], ahead: int, size: int, now_ns: int) -> int:

@@ -24,10 +24,24 @@ P = ParamSpec("P")
 Face = TypeVar("Face", covariant=True)
 
 
-class _Face(Generic[In, Out]):
-    """What batched functions of both kinds have. Those of functions have the relay's own `submit` and so on."""
+class _Single:
+    """What there is one of: a copy would share its relays, and a process it was pickled to would have none."""
 
     function: Callable[..., Any]
+
+    def __reduce__(self) -> Never:
+        raise TypeError(no_pickle(self.function))
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+
+class _Face(_Single, Generic[In, Out]):
+    """What batched functions of both kinds have. Those of functions have the relay's own `submit` and so on."""
+
     relay: Relay[In, Out]
     _extras: Extras
     _options: dict[str, Any] | None = None  # those of a function that may turn out to be a method
@@ -113,15 +127,6 @@ class _Face(Generic[In, Out]):
         if self._options is not None:
             setattr(owner, name, BatchedMethod(self.function, self._options))
 
-    def __reduce__(self) -> Never:
-        raise TypeError(no_pickle(self.function))
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Any:
-        return self
-
     def __repr__(self) -> str:
         return f"<batched {self.relay!r}>"
 
@@ -168,7 +173,7 @@ class AsyncBatched(_Face[In, Out], Generic[In, P, Out]):
         return await self.relay.run_async(item, params=params)  # and hold the instance meanwhile
 
 
-class BatchedMethod(Generic[Face]):
+class BatchedMethod(_Single, Generic[Face]):
     """A batched method as it stands in its class; what an instance has of it is a batched function of its own.
 
     Args:
@@ -214,15 +219,6 @@ class BatchedMethod(Generic[Face]):
         if not name.startswith("_") and hasattr(_Face, name) or name == "relay":
             raise AttributeError(f"each instance has a {name!r} of its own: x.{name_of(self.function)}.{name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __reduce__(self) -> Never:
-        raise TypeError(no_pickle(self.function))
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Any:
-        return self
 
     def __repr__(self) -> str:
         return f"<batched method {name_of(self.function)}>"

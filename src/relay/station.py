@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relay.running import Running
 
 
-OVERHEAD_NS = 100_000.0
+OVERHEAD_NS = 100_000
 """What a batch costs besides its run: choosing, waking, answering. Without it, a model that takes next to no time would
 seem to gain from smaller batches of less padding."""
 

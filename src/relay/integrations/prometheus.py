@@ -112,9 +112,12 @@ def _caps(now: Any, seen: Seen) -> Values:
     return (((label,), cap) for label, cap in caps.items() if label != OTHER)
 
 
+def _quantiles(p50: float, p95: float, p99: float) -> Values:
+    return ((("0.5",), p50), (("0.95",), p95), (("0.99",), p99))
+
+
 def _waits(now: Any, seen: Seen) -> Values:
-    for quantile, field in (("0.5", "p50_wait"), ("0.95", "p95_wait"), ("0.99", "p99_wait")):
-        yield (quantile,), getattr(now, field)
+    return _quantiles(now.p50_wait, now.p95_wait, now.p99_wait)
 
 
 def _spread(name: str) -> Read:
@@ -122,7 +125,7 @@ def _spread(name: str) -> Read:
 
     def values(now: Any, seen: Seen) -> Values:
         spread = read(now)
-        return ((("0.5",), spread.p50), (("0.95",), spread.p95), (("0.99",), spread.p99))
+        return _quantiles(spread.p50, spread.p95, spread.p99)
 
     return values
 
