@@ -46,7 +46,7 @@ class Model(Units):
         return request.level, self.times[request.level, request.tenant], request.seq
 
     def choose(self) -> Request | None:
-        bar: Request | None = None
+        bars: list[Request] = []
         if self.every and self.turn == self.every - 1:
             for request in sorted(filter(self.late, self.heads()), key=lambda one: (one.arrival_ns, one.seq)):
                 fit = self.fits(request)
@@ -54,15 +54,15 @@ class Model(Units):
                     self.turn = 0
                     return request
                 if fit == "short" and request.cost <= self.most(request.level):
-                    bar = request
+                    bars.append(request)
                     break
         for request in sorted(self.heads(), key=self.order):
             fit = self.fits(request)
-            if fit == "fits" and (bar is None or self.out_of_its_own_floor(request, bar)):
+            if fit == "fits" and all(self.out_of_its_own_floor(request, bar) for bar in bars):
                 self.turn = min(self.turn + 1, max(0, self.every - 1))
                 return request
-            if fit == "short" and bar is None and self.late(request) and request.cost <= self.most(request.level):
-                bar = request
+            if fit == "short" and self.late(request) and request.cost <= self.most(request.level):
+                bars.append(request)
         return None
 
     def out_of_its_own_floor(self, request: Request, bar: Request) -> bool:

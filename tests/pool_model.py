@@ -105,21 +105,21 @@ class Model:
         return self.late(request) and not self.capped(request) and request.cost <= self.most(request.tier)
 
     def choose(self) -> Request | None:
-        bar: Request | None = None
+        bars: list[Request] = []
         if self.every and self.turn == self.every - 1:
             for request in sorted(filter(self.late, self.line), key=lambda one: (one.arrival_ns, one.number)):
                 if self.fits(request):
                     self.turn = 0
                     return request
                 if self.bars(request):
-                    bar = request
+                    bars.append(request)
                     break
         for request in sorted(self.line, key=lambda one: (one.tier, one.arrival_ns, one.number)):
-            if self.fits(request) and (bar is None or self.passes(request, bar)):
+            if self.fits(request) and all(self.passes(request, bar) for bar in bars):
                 self.turn = min(self.turn + 1, max(0, self.every - 1))
                 return request
-            if bar is None and not self.fits(request) and self.bars(request):
-                bar = request
+            if not self.fits(request) and self.bars(request):
+                bars.append(request)
         return None
 
     def passes(self, request: Request, bar: Request) -> bool:

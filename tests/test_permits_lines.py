@@ -177,6 +177,23 @@ def test_a_large_request_gets_what_has_come_back(make: Make) -> None:
     assert small.token.held and permits.free == 1
 
 
+def test_a_large_request_of_a_tier_with_a_floor_is_not_passed_either(make: Make) -> None:
+    """Another tier's barring the way before it leaves the floor to its own tier, whose small ones stand behind it."""
+    permits = make(3, ((2, 1),), 10, 0, allowance(urgent=100, ordinary=100, bulk=100))
+    tokens = [permits.try_acquire(0), permits.try_acquire(1)]
+    large = join(permits, priority=2, cost=2, name="large")
+    urgent = join(permits, priority=0, name="urgent")
+    permits.clock.now_ns += 100
+    small = join(permits, priority=2, name="small")
+    assert small.token is None and permits.try_acquire(2) is None and permits.free == 1
+    tokens.pop().release()
+    assert urgent.token.held and large.token is None and small.token is None, "the floor's own unit alone is free"
+    tokens.pop().release()
+    assert large.token.cost == 2 and small.token is None
+    large.token.release()
+    assert small.token.held
+
+
 def test_what_can_no_longer_be_given_bars_nobody(make: Make) -> None:
     permits = make(4, (), 10, 4)
     tokens = [permits.try_acquire(cost=2), permits.try_acquire()]

@@ -3,8 +3,9 @@
 # all of it inlined.
 #
 # A choice costs O(groups * log(lines)): the first of those that fit what is free is found without a look at those that
-# do not. Two cases look at every line: the turn of the overdue, while somebody is late; and a request that lacks units,
-# stands before the one that could be served, and is not late itself, while somebody is.
+# do not. Three cases look at every line: the turn of the overdue, while somebody is late; a request that lacks units,
+# stands before the one that could be served, and is not late itself, while somebody is; and, while one bars the way,
+# each group with a floor of its own that has room.
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 
@@ -26,8 +27,26 @@ cdef inline bint line_possible(const Lines* l, const Budget* b, int32_t i) noexc
     return l.lines[i].cost <= budget_most(b, l.lines[i].level)
 
 
-cdef inline int32_t lines_first(Lines* l, Budget* b, int32_t bar) noexcept nogil:
-    # The first that may be served now: with a bar, out of a floor of its own that the barring one has no part in.
+cdef inline bint line_bars(const Lines* l, const Budget* b, int32_t i, int64_t now_ns) noexcept nogil:
+    # Whether it lacks units, is late, and could be served by and by.
+    return (
+        l.lines[i].cost > budget_room(b, b.group[l.lines[i].level]) and line_late(l, i, now_ns)
+        and line_possible(l, b, i) and not line_capped(l, b, i)
+    )
+
+
+cdef inline bint group_barred(const Lines* l, const Budget* b, int group, int64_t now_ns, int32_t ahead) noexcept nogil:
+    # Whether one of the group that stands before this one bars the way.
+    cdef int32_t i, at
+    for at in range(l.n_used):
+        i = l.used[at]
+        if b.group[l.lines[i].level] == group and line_before(&l.lines[i], &l.lines[ahead]) and line_bars(l, b, i, now_ns):
+            return True
+    return False
+
+
+cdef inline int32_t lines_first(Lines* l, Budget* b, int32_t bar, int64_t now_ns) noexcept nogil:
+    # The first that may be served now: with a bar, out of a floor of its own that no barring one has part in.
     cdef int32_t best = 0, group, room, i
     for group in range(b.groups):
         if not l.roots[group] or (bar and b.group[l.lines[bar].level] == group):
@@ -40,7 +59,9 @@ cdef inline int32_t lines_first(Lines* l, Budget* b, int32_t bar) noexcept nogil
             if i and line_capped(l, b, i):
                 line_set_aside(l, b, i)
                 continue
-            if i and (not best or line_before(&l.lines[i], &l.lines[best])):
+            if i and (not best or line_before(&l.lines[i], &l.lines[best])) and not (
+                bar and group_barred(l, b, group, now_ns, i)
+            ):
                 best = i
             break
     return best
@@ -68,11 +89,7 @@ cdef inline int32_t lines_bar(Lines* l, Budget* b, int64_t now_ns, int32_t ahead
     best = 0
     for at in range(l.n_used):
         i = l.used[at]
-        if (
-            line_before(&l.lines[i], &l.lines[ahead if not best else best])
-            and l.lines[i].cost > budget_room(b, b.group[l.lines[i].level])
-            and line_late(l, i, now_ns) and line_possible(l, b, i) and not line_capped(l, b, i)
-        ):
+        if line_before(&l.lines[i], &l.lines[ahead if not best else best]) and line_bars(l, b, i, now_ns):
             best = i
     return best
 
@@ -104,7 +121,7 @@ cdef inline int32_t lines_overdue(Lines* l, Budget* b, int64_t now_ns) noexcept 
 
 cdef inline int32_t lines_choose(Lines* l, Budget* b, int64_t now_ns) noexcept nogil:
     # The place of whoever is next, or -1.
-    cdef int32_t first = lines_first(l, b, 0), bar = 0
+    cdef int32_t first = lines_first(l, b, 0, now_ns), bar = 0
     if not first:
         return -1
     if l.every and l.turn == l.every - 1:
@@ -115,7 +132,7 @@ cdef inline int32_t lines_choose(Lines* l, Budget* b, int64_t now_ns) noexcept n
     if not bar:
         bar = lines_bar(l, b, now_ns, first)
     if bar:
-        first = lines_first(l, b, bar)
+        first = lines_first(l, b, bar, now_ns)
         if not first:
             return -1
     l.turn = l.turn + 1 if l.turn < l.every - 1 else (l.every - 1 if l.every > 0 else 0)

@@ -201,9 +201,10 @@ class Lines:
         """Whose turn it is among those who may be served now.
 
         A request too costly for what is free is passed by others while its allowance lasts. When that has run out and
-        it is its turn, it bars the way: nothing is granted that would leave less for it.
+        it is its turn, it bars the way: nothing is granted that would leave less for it. So does each that stands
+        behind such a one, or the large requests of a tier with a floor would be passed by its small ones.
         """
-        bar: Line | None = None
+        bars: list[Line] = []
         if self._every and self.turn == self._every - 1:
             for line in sorted(self._late(now_ns), key=lambda line: (line.head.arrival_ns, line.head.seq)):
                 fit = self._fits(line, budget)
@@ -211,16 +212,15 @@ class Lines:
                     self.turn = 0
                     return line.head
                 if fit != CAPPED and line.cost <= budget.most(line.level):
-                    bar = line
+                    bars.append(line)
                     break
         for _, line in self._heads:
             fit = self._fits(line, budget)
-            if fit == FITS and (bar is None or budget.spares(line.level, line.cost, bar.level)):
+            if fit == FITS and all(budget.spares(line.level, line.cost, bar.level) for bar in bars):
                 self.turn = min(self.turn + 1, max(self._every - 1, 0))
                 return line.head
-            if fit not in (FITS, CAPPED) and bar is None and self._is_late(line, now_ns):
-                if line.cost <= budget.most(line.level):
-                    bar = line
+            if fit not in (FITS, CAPPED) and self._is_late(line, now_ns) and line.cost <= budget.most(line.level):
+                bars.append(line)
         return None
 
     def __iter__(self) -> Iterator[Line]:
