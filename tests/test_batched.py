@@ -154,7 +154,7 @@ def test_a_coroutine_function(lab: Lab) -> None:
 
     async def main() -> None:
         waiting = f(1)
-        assert inspect.iscoroutine(waiting)
+        assert asyncio.iscoroutine(waiting) and inspect.isawaitable(waiting)
         assert await waiting == 2
         assert await asyncio.gather(*(f(i, plus=2) for i in range(16))) == list(range(2, 18))
         assert await f.submit(5) == 6 and await asyncio.create_task(f(6)) == 7

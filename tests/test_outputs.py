@@ -259,6 +259,49 @@ def test_tensors(lab: Lab) -> None:
 NAN, INF = float("nan"), float("inf")
 
 
+def test_a_coroutine_model_runs_without_gradients_and_nobody_else(lab: Lab) -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra hf")
+    seen: list[tuple[str, bool]] = []
+    stops: list[BaseException] = []
+
+    async def model(items: list[Any]) -> list[Any]:
+        seen.append(("model", torch.is_grad_enabled()))
+        try:
+            await asyncio.sleep(0)
+            seen.append(("model", torch.is_grad_enabled()))
+            if items == ["bad"]:
+                raise KeyError("bad")
+            async with asyncio.timeout(30):
+                await asyncio.sleep(0)
+        except BaseException as error:
+            stops.append(error)
+            raise
+        finally:
+            seen.append(("model", torch.is_grad_enabled()))
+        return [torch.ones(2, requires_grad=True) * item for item in items]
+
+    async def main() -> None:
+        async def other() -> None:
+            while True:
+                seen.append(("other", torch.is_grad_enabled()))
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        r = lab.start(model)
+        row = await r.run_async(3)
+        assert row.tolist() == [3.0, 3.0] and not row.requires_grad
+        with pytest.raises(KeyError):
+            await r.run_async("bad")
+        task.cancel()
+        assert torch.is_grad_enabled()
+        await r.aclose()
+
+    asyncio.run(main())
+    assert {enabled for who, enabled in seen if who == "model"} == {False}
+    assert {enabled for who, enabled in seen if who == "other"} == {True}
+    assert [type(error) for error in stops] == [KeyError]
+
+
 def broken(shape: tuple[int, ...], dtype: str, at: dict[int, Any]) -> Any:
     array = np.ones(shape, dtype)
     for row, value in at.items():
@@ -291,7 +334,8 @@ def broken(shape: tuple[int, ...], dtype: str, at: dict[int, Any]) -> Any:
         ([[1.0, 2.0], [1.0, NAN], [INF, -INF], [1e308, 1e308], [], (1.0, NAN)], [1, 2, 5]),
         ([[1, NAN], [None, NAN], ["x", INF], [1.0, "x"], [1.0, 10**400], [1.0, None, NAN]], [0, 1, 2, 5]),
         ([[[1.0], [NAN]], [np.ones(2), np.array([INF])], [[[[1.0]]]]], [0, 1]),
-        ([None, "nan", b"", {"score": NAN}, ValueError(NAN), float, object(), True, 10**400, {NAN}], []),
+        ([{"label": "a", "score": NAN}, {"at": [1.0, {"x": INF}]}, {}, {NAN: "x", "y": 1.0}], [0, 1]),
+        ([None, "nan", b"", ValueError(NAN), float, object(), True, 10**400, {NAN}], []),
         ([], []),
     ],
     ids=repr,

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+from collections.abc import Coroutine
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -91,7 +92,9 @@ def embedded(value: Any) -> Parameters:
 def takes(cls: type, names: list[str]) -> bool:
     """Whether the constructor knows these keywords; the embedded line of a class is written by hand."""
     try:
-        cls(**dict.fromkeys(names, object()))
+        made = cls(**dict.fromkeys(names, object()))
+        if isinstance(made, Coroutine):
+            made.close()  # nobody will await it
     except TypeError as error:
         return "argument" not in str(error)
     except Exception:

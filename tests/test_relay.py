@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import relay
@@ -155,6 +156,12 @@ def test_bad_sizes(lab: Lab, option: str, value: Any) -> None:
         lab.Relay(len, **{option: value})
 
 
+def test_numbers_of_numpy(lab: Lab) -> None:
+    r = lab.start(len, max_batch_size=np.int64(4), max_queue=np.uint8(8), lanes=np.int32(2), isolate=np.bool_(True))
+    assert (r.limits.max_batch_size, r.limits.max_queue, r.snapshot().lanes) == (4, 8, 2)
+    assert type(r.limits.max_queue) is int and lab.Limits(bulk_step_s=np.float32(0.5)).bulk_step_s == 0.5
+
+
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, "1"])
 def test_bad_steps(lab: Lab, seconds: Any) -> None:
     with pytest.raises(ValueError, match="bulk_step_s must be"):
@@ -246,6 +253,13 @@ def test_sizes_by_limits_and_by_keyword(lab: Lab) -> None:
         ({"limits": {"max_queue": 3}}, "limits must be a relay.Limits"),
         ({"max_batch_size": None}, "max_batch_size must be a whole number, got None"),
         ({"max_batch_size": True}, "max_batch_size must be a whole number, got True"),
+        ({"max_batch_size": "8"}, "max_batch_size must be a whole number, got '8'"),
+        ({"lanes": 2.0}, "lanes must be a whole number from 1 to 64, got 2.0"),
+        ({"isolate": "no"}, "isolate must be True or False, got 'no'"),
+        ({"merge": 1}, "merge must be True or False, got 1"),
+        ({"utilisation": 0.5}, "utilisation must be None or a function that returns 0 to 1 or None, got 0.5"),
+        ({"tokenizer": 5}, "tokenizer must have max_length, check, reserve, encode; int has no max_length"),
+        ({"clock": 5}, "clock must have now_ns, park; int has no now_ns"),
     ],
 )
 def test_wrong_options_are_named(option: dict[str, Any], text: str) -> None:

@@ -54,7 +54,8 @@ def test_settled_once(tickets: Any) -> None:
     assert (ticket._done, ticket._value, ticket._error, ticket._run) == (True, "first", None, "run")
 
 
-def test_one_call_for_each_loop(tickets: Any) -> None:
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_one_call_for_each_loop(tickets: Any, elsewhere: bool) -> None:
     owner, replies = desk(), tickets.Replies()
 
     async def main() -> None:
@@ -68,9 +69,14 @@ def test_one_call_for_each_loop(tickets: Any) -> None:
         for number, ticket in enumerate(waiting):
             error = KeyError(number) if number % 7 == 3 else None
             assert tickets.settle(ticket, number, error, replies)
-        replies.flush()
+        if elsewhere:
+            thread = threading.Thread(target=replies.flush)
+            thread.start()
+            thread.join()
+        else:
+            replies.flush()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
-        assert len(calls) == 1 and replies.undeliverable == 0
+        assert len(calls) == elsewhere and replies.undeliverable == 0
         for number, answer in enumerate(answers):
             assert isinstance(answer, KeyError) if number % 7 == 3 else answer == number
         assert await waiting[0] == 0  # once more, after the end

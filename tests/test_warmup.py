@@ -49,7 +49,7 @@ def test_every_lane_gets_some(lab: Lab) -> None:
         return model
 
     r = lab.start([lane(0), lane(1)], max_batch_size=4)
-    r.warmup("ab", params=None)
+    r.warmup(["a", "b"], params=None)
     assert min(map(len, seen)) >= 1 and sum(map(len, seen)) <= 12
     lab.idle(r)
 
@@ -75,6 +75,9 @@ def test_what_goes_wrong_is_raised(lab: Lab) -> None:
         r.warmup(["x"])
     with pytest.raises(ValueError, match="warmup needs at least one sample; pass items like those to come"):
         r.warmup([])
+    for wrong in (None, 5, "text"):
+        with pytest.raises(TypeError, match=r"warmup needs a sequence of items, such as \[item\], got"):
+            r.warmup(wrong)
     lab.idle(r)
     with pytest.raises(relay.Closed):
         r.warmup(["x"])

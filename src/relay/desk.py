@@ -13,7 +13,7 @@ from relay.clock import NS, Clock
 from relay.endings import Endings
 from relay.errors import Overloaded
 from relay.limits import Limits
-from relay.policy import BATCH, STEP_BITS, TIME_BITS, Policy
+from relay.policy import BATCH, INTERACTIVE, STEP_BITS, TIME_BITS, Policy
 from relay.preparing import Preparing
 from relay.room import closed_error
 from relay.ticket import Replies, Ticket
@@ -64,16 +64,36 @@ class Desk(Endings):
         self._plain_key = type(policy).key is Policy.key
         self._allowance_ns = policy.allowance_ns
         self._start = start
-        self.started = False
         self.here: Callable[[], bool] = bool
         self.predict_ns: Callable[[int, int, int], int] | None = None
-        self.urgent_below: int = BATCH
+        self.urgent_below = BATCH
         self.raised: Callable[[int], object] = self._first_urgent
         self.urgent = False
         self._preparing: Preparing | None = None
         if tokenizer is not None or prepare is not None:
             self._preparing = Preparing(
                 prepare, tokenizer, requests, name, limits, clock, self.counts, self.prepared, self._ready
+            )
+
+    def serve_plain(self, size: Callable[[Any], int] | None, most_size: int | None) -> None:
+        """Requests without keywords need nothing but a place, as far as the intake knows: let them have the short way,
+        if that is so.
+
+        Args:
+            size: What an item counts for; None if each counts for 1.
+            most_size: What it may count for at most; None for no limit.
+        """
+        if self._plain_key and self._preparing is None:
+            self.open_short_way(
+                Ticket,
+                self.queue,
+                self.clock.now_ns,
+                size,
+                most_size,
+                INTERACTIVE,
+                INTERACTIVE << TIME_BITS,
+                STEP_BITS,
+                self._allowance_ns[INTERACTIVE],
             )
 
     def admit(self, ticket: Ticket[Any], claim: bool = False) -> bool:

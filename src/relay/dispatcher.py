@@ -10,9 +10,9 @@ import asyncio
 import atexit
 import threading
 import weakref
+from asyncio import iscoroutinefunction
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import Any
 
 from relay._backend import backend

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from relay._backend import arena, queue
+from relay._backend import arena, queue, tickets
 from relay.clock import Clock
 from relay.deadlines import Deadlines
 from relay.errors import Overloaded
@@ -21,7 +21,7 @@ from relay.stats import Counts
 from relay.ticket import Group, Replies, Ticket, cancelled_error, forked_error, settle
 
 
-class Endings:
+class Endings(tickets.DeskBase):
     """The part of a `Desk` that lets requests go.
 
     Args:
@@ -32,17 +32,14 @@ class Endings:
     """
 
     def __init__(self, requests: queue.RequestQueue, name: str, limits: Limits, clock: Clock) -> None:
+        super().__init__()
         self.queue = requests
         self.name = name
         self.limits = limits
         self.clock = clock
         self.counts = Counts()
-        self.open: set[Ticket[Any]] = set()
         self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
-        self.closed = False
-        self.refusing = False
-        self.forked = False
-        self.room = Room(requests, clock)
+        self.room: Room = Room(requests, clock)
         self.deadlines = Deadlines(requests, self.counts, clock, f"{name}-alarm", self._expire)
         self._idle_watchers: list[Callable[[], object]] = []
 

@@ -56,6 +56,8 @@ class Intake(Generic[In, Out]):
         self._groups = groups
         self._deadlines_ns = deadlines_ns
         self.most_mapped = max(1, desk.limits.max_queue // 2)
+        if merger is None and groups is None and not deadlines_ns:
+            desk.serve_plain(self._size, self._most_size)
         self.place = desk.admit if merger is None else merger.place
         self.place_all = desk.admit_all if merger is None else merger.place_all
 
@@ -149,8 +151,11 @@ class Intake(Generic[In, Out]):
         Nothing of them is merged, and they may take as long as they take.
 
         Raises:
+            TypeError: They are no sequence.
             ValueError: There are no samples.
         """
+        if isinstance(samples, str | bytes) or not hasattr(samples, "__len__"):
+            raise TypeError(f"warmup needs a sequence of items, such as [item], got {type(samples).__name__}")
         if not len(samples):
             raise ValueError("warmup needs at least one sample; pass items like those to come")
         limits = self._desk.limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
@@ -66,7 +67,7 @@ class Lease:
 def is_async(function: Callable[..., Any]) -> bool:
     """True for a coroutine function, an object whose call is one, and a `functools.partial` of either."""
     function = _innermost(function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(type(function).__call__)
 
 
 def check_work(function: Callable[..., Any], *, on_loop: bool = True) -> None:
@@ -133,7 +134,7 @@ def call_holding(token: Token, function: Callable[..., T], args: tuple[Any, ...]
     """
     with token:
         value = function(*args)
-        if inspect.iscoroutine(value):
+        if asyncio.iscoroutine(value):
             value.close()
             raise TypeError(
                 f"{function!r} returned a coroutine, which does its work after the token has come back; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from operator import index
 
 from relay._backend import state
 
@@ -49,9 +50,14 @@ class Limits:
                 continue
             seconds = field.name.endswith("_s")
             least = 0 if seconds or field.name == "max_followers" else 1
-            if isinstance(value, bool) or not isinstance(value, int | float if seconds else int):
+            try:
+                given = None if isinstance(value, bool | str) else float(value) if seconds else index(value)
+            except TypeError:
+                given = None
+            if given is None:
                 what = "a number of seconds" if seconds else "a whole number"
                 raise ValueError(f"{field.name} must be {what}, got {value!r}")
+            object.__setattr__(self, field.name, given)  # numpy's numbers become Python's
             if not value >= least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value!r}")
         if self.bulk_step_s == float("inf"):

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from types import GeneratorType
 from typing import Any, cast
 
@@ -87,8 +87,8 @@ def finite_rows(output: Any, rows: Sequence[Any]) -> Sequence[Any]:
 def non_finite(output: Any) -> list[int]:
     """The indices of the rows that hold NaN or infinity. Whole arrays and tensors are looked at in one pass.
 
-    Rows are floats, complex numbers, arrays, tensors, and lists or tuples of these, `_DEPTH` deep at most; whatever
-    else there is, errors included, is left alone.
+    Rows are floats, complex numbers, arrays, tensors, and lists, tuples or dicts of these, `_DEPTH` deep at most;
+    whatever else there is, errors included, is left alone.
     """
     kind = type(output)
     if issubclass(kind, np.ndarray):
@@ -104,7 +104,7 @@ def non_finite(output: Any) -> list[int]:
 _DEPTH = 4
 """How deep rows are looked into: tokens, dimensions, and some."""
 
-_PLAIN = frozenset((str, bytes, int, bool, dict, type(None)))
+_PLAIN = frozenset((str, bytes, int, bool, type(None)))
 
 
 def _in_array(output: np.ndarray[Any, Any]) -> list[int]:
@@ -141,6 +141,8 @@ def _finite(row: Any, depth: int) -> bool:
         if row.dtype.kind == "O":
             return not row.ndim or not depth or all(_finite(each, depth - 1) for each in row)
         return row.dtype.kind not in "fc" or bool(np.isfinite(row).all())
+    if kind is dict:
+        return not depth or all(_finite(each, depth - 1) for each in row.values())
     if kind is list or kind is tuple:
         if not row or not depth:
             return True
@@ -171,6 +173,45 @@ def leave_out_grad() -> None:
     set_grad_enabled = _of_torch("set_grad_enabled")
     if set_grad_enabled is not None and asyncio._get_running_loop() is None:
         set_grad_enabled(False)
+
+
+async def without_grad(awaitable: Awaitable[Any]) -> Any:
+    """Await what a coroutine model has returned, and have torch record no gradients in each of its steps: between them,
+    others run on the same thread."""
+    if _of_torch("set_grad_enabled") is None:
+        return await awaitable
+    return await _Stepwise(_awaited(awaitable))
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+class _Stepwise:
+    """A coroutine whose steps each run without gradients."""
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        set_grad_enabled, is_grad_enabled = _of_torch("set_grad_enabled"), _of_torch("is_grad_enabled")
+        step: Callable[[Any], Any] = self._coroutine.send
+        given: Any = None
+        while True:
+            before = is_grad_enabled()
+            set_grad_enabled(False)
+            try:
+                wanted = step(given)
+            except StopIteration as over:
+                return over.value
+            finally:
+                set_grad_enabled(before)
+            try:
+                step, given = self._coroutine.send, (yield wanted)
+            except BaseException as error:
+                step, given = self._coroutine.throw, error
 
 
 def member_error(error: BaseException, size: int, name: str) -> BaseException:

@@ -6,16 +6,16 @@ Everything it holds hangs on the dispatcher; a relay that is dropped answers wha
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
+from relay._backend import tickets
 from relay.admission import answer_ns
+from relay.answering import wait_for, wait_for_async
 from relay.clock import MONOTONIC, Clock, limit_ns
 from relay.dispatcher import Dispatcher
-from relay.errors import Overloaded
 from relay.fork import survivors
 from relay.holding import Holding
 from relay.identity import Groups
@@ -26,9 +26,10 @@ from relay.merging import Merger
 from relay.policy import BATCH, Facts, Policy, Priority, as_policy
 from relay.pool import TokenPool
 from relay.samples import Controller
-from relay.setup import as_deadlines, as_limits, as_linger, as_models, as_ways, check_hook, check_pool, new_steering
+from relay.setup import as_deadlines, as_limits, as_linger, as_models, as_ways, check_options, check_pool, new_steering
 from relay.ticket import Ticket
 from relay.tokenizer import Tokenizer
+from relay.wrapping import mark_coroutine_function
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -144,15 +145,15 @@ class Relay(Holding, Generic[In, Out]):
         )
         max_batch_size = self.limits.max_batch_size
         check_pool(pool)
-        for option, hook, example in (
-            ("prepare", prepare, "json.loads"),
-            ("size", size, "len"),
-            ("group", group, "np.shape"),
-            ("key", key, "str"),
-        ):
-            check_hook(option, hook, example)
         first = models[0]
         tokenizer = tokenizer if tokenizer is not None else getattr(first, "tokenizer", None)
+        check_options(
+            {"isolate": isolate, "idempotent": idempotent, "check_finite": check_finite, "merge": merge},
+            {"prepare": prepare, "size": size, "group": group, "key": key},
+            tokenizer,
+            utilisation,
+            clock,
+        )
         if tokenizer is not None and size is not None:
             raise ValueError("size= is for items without a tokenizer; with one, an item's size is its input ids")
         ways = as_ways(
@@ -241,6 +242,10 @@ class Relay(Holding, Generic[In, Out]):
                 must make room for a more urgent one.
             Closed: The relay is closed.
         """
+        if priority is None and deadline is None and tenant is None and params is None:
+            entered: Ticket[Out] | None = self._desk.enter(item)
+            if entered is not None:
+                return entered
         ticket = self._ticket(item, priority, deadline, tenant, params)
         if not self._place(ticket):
             raise self._desk.refusal()
@@ -264,17 +269,14 @@ class Relay(Holding, Generic[In, Out]):
             Exception: As `submit`, and whatever the request ends with.
         """
         intake, asked = self._intake, {"priority": priority, **request}
-        ticket = intake.submit_waiting(item, timeout, **asked)
-        while True:
-            try:
-                return ticket.result()
-            except BaseException as error:
-                ticket.cancel()  # without effect unless the wait itself was interrupted
-                if not isinstance(error, Overloaded) or (again := intake.again(ticket, item, asked)) is None:
-                    raise
-            ticket = intake.place_waiting(again, timeout)
+        ticket: Ticket[Out] | None = None
+        if priority is None and timeout is None and not request:
+            ticket = self._desk.enter(item)
+        if ticket is None:
+            ticket = intake.submit_waiting(item, timeout, **asked)
+        return wait_for(intake, ticket, item, timeout, asked)
 
-    async def run_async(
+    def run_async(
         self,
         item: In,
         *,
@@ -283,25 +285,37 @@ class Relay(Holding, Generic[In, Out]):
         tenant: str | None = None,
         params: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+    ) -> Coroutine[Any, Any, Out]:
+        """As calling the relay, for coroutines: ``await r.run_async(item)``. Cancelling it cancels the request."""
+        if priority is None and deadline is None and tenant is None and params is None and timeout is None:
+            return tickets.Asking(self, item)
+        return self._answer(item, priority, deadline, tenant, params, timeout)
+
+    mark_coroutine_function(run_async)
+
+    async def _answer(
+        self,
+        item: In,
+        priority: Priority | None = None,
+        deadline: float | None = None,
+        tenant: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        ticket: Ticket[Out] | None = None,
     ) -> Out:
-        """As calling the relay, for coroutines. Cancelling it cancels the request."""
+        """What `run_async` returns, where `Asking` is not enough; it may have got as far as a ticket."""
         if timeout is not None:
             limit_ns(timeout, "timeout")  # a wrong one is refused whether it is needed or not
-        ticket = self._ticket(item, priority, deadline, tenant, params)
-        if not self._place(ticket):
-            await self._intake.wait_for_place_async(ticket, timeout)
-        while True:
-            try:
-                return await ticket
-            except asyncio.CancelledError:
-                ticket.cancel()
-                raise
-            except Overloaded:
-                request = {"priority": priority, "deadline": None, "tenant": tenant, "params": params}
-                if (again := self._intake.again(ticket, item, request)) is None:
-                    raise
-            ticket = again
-            await self._intake.place_waiting_async(ticket, timeout)
+        if ticket is None:
+            ticket = self._ticket(item, priority, deadline, tenant, params)
+            if not self._place(ticket):
+                await self._intake.wait_for_place_async(ticket, timeout)
+        request = {"priority": priority, "tenant": tenant, "params": params}
+        return await wait_for_async(self._intake, ticket, item, timeout, request)
+
+    def _persist(self, ticket: Ticket[Out], item: In) -> Coroutine[Any, Any, Out]:
+        """What goes on in place of `Asking` where a request has perhaps lost its place."""
+        return self._answer(item, ticket=ticket)
 
     # Many requests.
 

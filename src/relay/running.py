@@ -82,7 +82,6 @@ class Running:
             return
         self._call_is_over()
         run_ns = run.ended_ns - run.started_ns
-        station.ran(run.size, run.width, run.real, run_ns)
         self.run_ns = max(self.run_ns, run_ns)
         if self._splitter is None:
             station.health.suspect = False
@@ -93,6 +92,7 @@ class Running:
         else:
             self._splitter.succeeded(rows)
             self._go_on()
+        station.ran(run.size, run.width, run.real, run_ns)  # once its callers have been answered
 
     def failed(self, error: BaseException) -> None:
         """The model, or what came before it, has raised."""

@@ -6,10 +6,14 @@ Pure functions.
 from __future__ import annotations
 
 import copy
+from asyncio import iscoroutinefunction
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgenfunction, isgeneratorfunction
+from operator import index
 from typing import Any, Literal
+
+import numpy as np
 
 from relay.clock import limit_ns
 from relay.controller import Deadline
@@ -31,11 +35,11 @@ def as_models(model: object, lanes: int) -> list[Callable[..., Any]]:
         TypeError: One cannot be called, or is a generator function.
         ValueError: There are none, or more than `MOST_LANES`, or both a list and a number of lanes.
     """
-    if not isinstance(lanes, int) or isinstance(lanes, bool) or not 1 <= lanes <= MOST_LANES:
+    if isinstance(lanes, bool) or not hasattr(lanes, "__index__") or not 1 <= lanes <= MOST_LANES:
         raise ValueError(f"lanes must be a whole number from 1 to {MOST_LANES}, got {lanes!r}")
     if not isinstance(model, list | tuple):
         check_model(model)
-        return [model] * lanes  # type: ignore[list-item]
+        return [model] * index(lanes)  # type: ignore[list-item]
     if lanes != 1:
         raise ValueError(f"a list of models has a lane for each, so lanes={lanes} says it twice; leave it out")
     if not 1 <= len(model) <= MOST_LANES:
@@ -98,6 +102,37 @@ def check_model(model: object) -> None:
             raise TypeError(
                 "a generator cannot be a model, for streams are not supported; return a list with one row for each item"
             )
+
+
+def check_options(
+    flags: Mapping[str, object],
+    hooks: Mapping[str, object],
+    tokenizer: object,
+    utilisation: object,
+    clock: object,
+) -> None:
+    """Refuse what is of a wrong kind, before anything is built of it.
+
+    Raises:
+        TypeError: A flag is neither True nor False, a hook cannot be called for each item, or something lacks what is
+            asked of its kind.
+    """
+    for name, value in flags.items():
+        if value is not None and not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    for name, hook in hooks.items():
+        check_hook(name, hook, _EXAMPLES[name])
+    if utilisation is not None and not callable(utilisation):
+        raise TypeError(f"utilisation must be None or a function that returns 0 to 1 or None, got {utilisation!r}")
+    for name, value, needs in (
+        ("tokenizer", tokenizer, ("max_length", "check", "reserve", "encode")),
+        ("clock", clock, ("now_ns", "park")),
+    ):
+        if value is not None and (missing := [need for need in needs if not hasattr(value, need)]):
+            raise TypeError(f"{name} must have {', '.join(needs)}; {type(value).__name__} has no {missing[0]}")
+
+
+_EXAMPLES = {"prepare": "json.loads", "size": "len", "group": "np.shape", "key": "str"}
 
 
 def check_hook(name: str, hook: object, example: str) -> None:

@@ -19,6 +19,7 @@ from relay.current import batch_variable
 from relay.home import Home, loop_closed_error
 from relay.lane import Lane
 from relay.linger import Linger
+from relay.outputs import without_grad
 from relay.running import Running
 from relay.seat import Seat
 from relay.station import Station
@@ -237,7 +238,7 @@ class TaskLane(Lane):
             while work.open():
                 batch_variable.set(work.current)
                 try:
-                    output = await self.model(work.argument, **work.keywords)
+                    output = await without_grad(self.model(work.argument, **work.keywords))
                 except BaseException as error:
                     if isinstance(error, GeneratorExit) and not _is_running(task):
                         raise  # thrown away with its loop: the batch has been ended, or ends with its lane

@@ -105,15 +105,23 @@ def dress(wrapper: Any, function: Callable[..., Any], is_async: bool) -> None:
     wrapper.function = function
     if not is_async:
         return
+    mark_coroutine_function(wrapper)
     if sys.version_info >= (3, 12):
-        inspect.markcoroutinefunction(wrapper)
         return
-    # Before there was a mark, whatever had all that a function has was taken for one, and asyncio had its own.
-    wrapper._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    # Before `inspect` had a mark, it took whatever had all that a function has for one.
     wrapper.__code__ = getattr(function, "__code__", _coroutine.__code__)
     wrapper.__defaults__ = getattr(function, "__defaults__", None)
     wrapper.__kwdefaults__ = getattr(function, "__kwdefaults__", None)
     wrapper.__name__ = name_of(function).rpartition(".")[2]
+
+
+def mark_coroutine_function(function: Any) -> None:
+    """Have a function that returns a coroutine taken for a coroutine function: by asyncio, and from Python 3.12 on by
+    `inspect`."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
 
 
 async def _coroutine() -> None:

@@ -8,26 +8,6 @@ cdef enum:
     OVER = 3
 
 
-cdef bint runs_here(object loop) except -1:
-    # Whether a loop runs on this thread. asyncio's own say where they run; to ask which loop runs is a system call.
-    try:
-        thread = loop._thread_id
-    except AttributeError:
-        return running_loop() is loop
-    return thread is not None and <unsigned long>thread == PyThread_get_thread_ident()
-
-
-cdef object plain_loop = None       # the last type of loop whose futures are made as asyncio's own makes them
-
-cdef object new_future(object loop):
-    global plain_loop
-    if type(loop) is not plain_loop:
-        if type(loop).create_future is not BaseEventLoop.create_future:
-            return loop.create_future()
-        plain_loop = type(loop)
-    return Future(loop=loop)
-
-
 # From no free list: an object that comes from one counts as finalised already, and would leave the line with no one told.
 cdef class Acquire:
     """Acquire(permits, priority=1, timeout=None, cost=1, tenant=None, heartbeat=None, arrival_ns=-1)
@@ -86,10 +66,9 @@ A coroutine that ends with a token, and the waiter as well: the pool writes its 
 
     def throw(self, *error):
         """Go on with an error."""
-        if not error:
-            raise TypeError("throw expected at least 1 argument, got 0")
+        meant = thrown(error)
         self.end()
-        raise _thrown(*error)
+        raise meant
 
     def close(self):
         """End it."""
@@ -172,7 +151,7 @@ A coroutine that ends with a token, and the waiter as well: the pool writes its 
         # A token, or None: then it stands in line, and waits, or it will get none.
         cdef int64_t limit_ns = -1 if self.timeout is None else permits._limit_ns(self.timeout)
         beats_ns = NO_BEATS if self.heartbeat is None else permits._beats_ns(self.heartbeat)
-        self.loop = the_running_loop()
+        self.loop = current_loop()
         self.future = new_future(self.loop)
         self.asked = True
         if limit_ns == 0:
@@ -219,28 +198,6 @@ A coroutine that ends with a token, and the waiter as well: the pool writes its 
 
 
 Coroutine.register(Acquire)
-
-
-def _thrown(kind, value=None, trace=None):
-    # The exception that a throw() means.
-    if isinstance(kind, BaseException):
-        error = kind
-    elif isinstance(value, BaseException):
-        error = value
-    else:
-        error = kind() if value is None else kind(*value) if isinstance(value, tuple) else kind(value)
-    return error if trace is None else error.with_traceback(trace)
-
-
-cdef extern from *:
-    """
-    static void relay_set_slots(PyObject* type, void* send, void* next) {
-        ((PyTypeObject*)type)->tp_iternext = (iternextfunc)next;
-        ((PyTypeObject*)type)->tp_as_async->am_send = (sendfunc)send;
-        PyType_Modified((PyTypeObject*)type);
-    }
-    """
-    void relay_set_slots(PyObject* type, void* send, void* next)
 
 
 # In the type's slots: what the interpreter and asyncio call instead of send() and __next__(). A StopIteration is raised

@@ -30,7 +30,16 @@ cdef inline int32_t heap_slot(const Heap* h, int32_t i) noexcept nogil:
     return <int32_t>(h.nodes[i].rank & (HEAP_MAX_SLOTS - 1))
 
 
-cdef class Queued:
+cdef class Door:
+    # Where `tickets` lets requests in.
+
+    cdef int64_t admit_one(
+        self, object owner, int64_t key, int64_t now, int64_t size, int32_t level, int64_t due
+    ) except? -3:
+        raise NotImplementedError
+
+
+cdef class Queued(Door):
     cdef readonly Arena arena           # its table is what all the others index
     cdef PriorityHeap heap
     cdef Timers timers

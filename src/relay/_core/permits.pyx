@@ -73,26 +73,14 @@ cdef str BUG = "; this is a bug in relay"
 
 cdef extern from *:
     """
-    #include <time.h>
-
-    /* What time.monotonic_ns() returns, or -1 where only it knows. */
-    static inline int64_t relay_monotonic_ns(void) {
-    #ifdef __linux__
-        struct timespec now;
-        if (clock_gettime(CLOCK_MONOTONIC, &now) == 0) return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    #endif
-        return -1;
-    }
-
     /* Who runs: a thread, and the context it is in. Each task has a context of its own. */
     static inline int64_t relay_thread(void) { return (int64_t)PyThreadState_Get()->thread_id; }
     static inline int64_t relay_context(void) { return (int64_t)(intptr_t)PyThreadState_Get()->context; }
     """
-    int64_t relay_monotonic_ns()
     int64_t relay_thread()
     int64_t relay_context()
-    unsigned long PyThread_get_thread_ident()
 
+include "_loops.pyx"
 include "_token.pyx"
 include "_hooks.pyx"
 include "_books.pyx"

@@ -41,7 +41,11 @@ __all__ = [
     "LOOK_PAST", "NO_BLOCKS", "RequestQueue",
 ]
 
-FULL = -1
+cdef enum:
+    FULL_ = -1
+    MOST_SIZE = 0x7FFFFFFF
+
+FULL = FULL_
 NO_BLOCKS = -2
 LOOK_PAST = 256
 CLOSED_IDLE = SHUT_IDLE
@@ -54,75 +58,14 @@ CLOSED_STEP = SHUT_STEP
 include "_queued.pyx"
 include "_seen.pyx"
 include "_members.pyx"
+include "_entering.pyx"
 
 
-cdef class RequestQueue(Members):
+cdef class RequestQueue(Entering):
     """RequestQueue(capacity, ids_capacity=0, max_length=0, wake=None, generation=1, overdue_every=0)
 --
 
 The queue of one model."""
-
-    def admit(
-        self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False, level=0, due_ns=-1
-    ):
-        """Leases a slot for a request."""
-        cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
-        cdef int64_t deadline = to_int64("deadline_ns", deadline_ns)
-        cdef int32_t size = to_int32("cost", cost), kind = to_int32("group", group), reserve = to_int32("ids", ids)
-        cdef int32_t priority = to_level(level, 0)
-        cdef int64_t due = to_int64("due_ns", due_ns), handle
-        if claim:
-            self.take_promise()
-        elif self.arena.s.free_slots <= self.promised:
-            return FULL
-        handle = self.lease(owner, order, now, deadline, size, kind, reserve, priority, due)
-        if self.parked and reserve < 0:
-            self.wake_lanes(1)
-        return handle
-
-    def admit_all(
-        self, owners, key, now_ns, deadline_ns=-1, costs=None, group=0, ids=None, level=0, due_ns=-1
-    ):
-        """Leases a slot for each of several requests of one key, or for none of them."""
-        cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
-        cdef int64_t deadline = to_int64("deadline_ns", deadline_ns), due = to_int64("due_ns", due_ns), blocks = 0
-        cdef int32_t priority = to_level(level, 0), count, fresh = 0
-        cdef Py_ssize_t n, i
-        cdef list who = list(owners), sizes, kinds, reserve, handles
-        n = len(who)
-        if isinstance(group, (list, tuple)):
-            kinds = [to_int32("group", kind) for kind in group]
-        else:
-            kinds = [to_int32("group", group)] * n
-        sizes = [1] * n if costs is None else [to_int32("cost", cost) for cost in costs]
-        reserve = [-1] * n if ids is None else [to_int32("ids", wanted) for wanted in ids]
-        for name, numbers in (("costs", sizes), ("groups", kinds), ("ids", reserve)):
-            if len(numbers) != n:
-                raise ValueError(f"{len(numbers)} {name} were given for {n} owners; give one for each")
-        handles = [-1] * n
-        for i in range(n):
-            count = reserve[i]
-            fresh += count < 0
-            blocks += rows_blocks_for(min(max(count, 0), self.arena.s.max_length))
-        if self.arena.s.free_slots - self.promised < n or blocks > self.arena.s.free_blocks:
-            return None
-        for i in range(n):
-            handles[i] = self.lease(who[i], order, now, deadline, sizes[i], kinds[i], reserve[i], priority, due)
-        if self.parked:
-            self.wake_lanes(fresh)
-        return handles
-
-    def promise(self):
-        """Sets one free slot aside for someone who waits for room; tells whether there was one."""
-        cdef ArenaTable* a = &self.arena.s
-        if a.free_slots <= self.promised or rows_blocks_for(a.max_length) > a.free_blocks:
-            return False
-        self.promised += 1
-        return True
-
-    def forgo(self):
-        """Gives a promised slot back."""
-        self.take_promise()
 
     def write(self, handle, ids, split=-1):
         """Writes a pinned slot's input ids; their number becomes its cost."""

@@ -5,26 +5,39 @@
 Any thread may call anything here. The GIL makes each list, set and dict operation one step; the order of the steps is that of the pure side.
 """
 
-import asyncio
 import logging
+from asyncio import BaseEventLoop, CancelledError, Future, InvalidStateError
+from asyncio import _get_running_loop as running_loop
+from asyncio import get_running_loop as the_running_loop
+from collections.abc import Coroutine
+from time import monotonic_ns
+from warnings import warn
 
+from cpython.exc cimport PyErr_SetObject
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.set cimport PySet_Discard
-from libc.stdint cimport int64_t
+from cython cimport final
+from libc.stdint cimport int32_t, int64_t
 
 from relay._core.histogram cimport Histogram, hist_record
+from relay._core.queue cimport Door
 from relay._core.state cimport to_int64
+
+from relay.errors import Overloaded
 
 cdef extern from *:
     bint PyExceptionInstance_Check(object o)
     object PyContext_CopyCurrent()
 
 __all__ = [
-    "Batches", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish", "let_go", "settle",
+    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish",
+    "let_go", "settle",
 ]
 
 log = logging.getLogger("relay")
 
-cdef object running_loop = asyncio.get_running_loop
+include "_loops.pyx"
 
 
 cdef class TicketBase:
@@ -46,7 +59,8 @@ cdef class TicketBase:
     cdef public object _context
     cdef public object _prepared
     cdef public object _kept
-    cdef public list _waiters
+    cdef list several               # waiters; made when it is needed
+    cdef Asking only                # one more, which most tickets have alone
     cdef public int64_t _arrival_ns
     cdef public int64_t _deadline_ns
     cdef public int64_t _ready_ns
@@ -58,17 +72,34 @@ cdef class TicketBase:
     cdef object __weakref__
 
     def __init__(self, desk, item, priority, arrival_ns):
+        self.fill(desk, item, to_int64("priority", priority), to_int64("arrival_ns", arrival_ns))
+
+    @final
+    cdef inline int fill(self, object desk, object item, int64_t priority, int64_t arrival_ns) except -1:
         self._desk = desk
         self._item = item
-        self.priority = to_int64("priority", priority)
-        self._arrival_ns = to_int64("arrival_ns", arrival_ns)
-        self._waiters = []
+        self.priority = priority
+        self._arrival_ns = arrival_ns
         self.size = 1
         self._deadline_ns = self._handle = -1
         self._context = PyContext_CopyCurrent()
+        return 0
+
+    @property
+    def _waiters(self):
+        return self.waiters()
+
+    @final
+    cdef list waiters(self):
+        cdef list fresh
+        if self.several is None:
+            fresh = []              # a collection may run, and with it anything
+            if self.several is None:
+                self.several = fresh
+        return self.several
 
     def __await__(self):
-        loop = running_loop()
+        loop = current_loop()
         future = loop.create_future()
         self.attach((loop, future))
         return future.__await__()
@@ -79,8 +110,17 @@ cdef class TicketBase:
     def _detach(self, waiter):
         return self.detach(waiter)
 
+    @final
+    cdef bint attach_only(self, Asking waiter) except -1:
+        # For whoever has made it, and nobody else knows it: False if it has ended.
+        if self._done:
+            return False
+        self.only = waiter
+        return True
+
+    @final
     cdef int attach(self, object waiter) except -1:
-        self._waiters.append(waiter)
+        self.waiters().append(waiter)
         if self._done and self.detach(waiter):
             if type(waiter) is tuple:
                 finish([((<tuple>waiter)[1], self)])
@@ -88,15 +128,20 @@ cdef class TicketBase:
                 call(waiter)
         return 0
 
+    @final
     cdef bint detach(self, object waiter) except -1:
+        if waiter is self.only and waiter is not None:
+            self.only = None
+            return True
         try:
-            self._waiters.remove(waiter)
+            self.waiters().remove(waiter)
         except ValueError:
             return False
         return True
 
 
 include "_runs.pyx"
+include "_asking.pyx"
 
 
 cdef class Member:
@@ -131,11 +176,14 @@ cdef class Replies:
     def add(self, loop, future, ticket):
         self.enter(loop, future, ticket)
 
-    cdef int enter(self, object loop, object future, object ticket) except -1:
+    cdef list of_loop(self, object loop):
         pairs = self._loops.get(loop)
         if pairs is None:
             pairs = self._loops[loop] = []
-        (<list>pairs).append((future, ticket))
+        return <list>pairs
+
+    cdef int enter(self, object loop, object future, object ticket) except -1:
+        self.of_loop(loop).append((future, ticket))
         return 0
 
     def flush(self):
@@ -144,7 +192,10 @@ cdef class Replies:
         self._loops = {}
         for loop, pairs in loops.items():
             try:
-                loop.call_soon_threadsafe(finish, pairs)
+                if runs_here(loop):
+                    finish(pairs)
+                else:
+                    loop.call_soon_threadsafe(finish, pairs)
             except Exception:
                 self.undeliverable += len(pairs)
         calls = self.calls
@@ -155,7 +206,9 @@ cdef class Replies:
 
 cdef bint end(TicketBase ticket, object value, object error, Replies replies, object run) except -1:
     cdef list waiters
-    if not PySet_Discard(ticket._desk.open, ticket):
+    cdef Asking only
+    cdef object desk = ticket._desk
+    if not PySet_Discard((<DeskBase>desk).open if isinstance(desk, DeskBase) else desk.open, ticket):
         return False
     ticket._value = value
     ticket._error = error
@@ -163,7 +216,11 @@ cdef bint end(TicketBase ticket, object value, object error, Replies replies, ob
     ticket._done = True
     if not ticket._followers:
         ticket._context = None
-    waiters = ticket._waiters
+    only = ticket.only
+    if only is not None:
+        ticket.only = None
+        replies.of_loop(only.loop).append(only)
+    waiters = ticket.several
     while waiters:
         try:
             waiter = waiters.pop(0)
@@ -210,7 +267,11 @@ def answer_all(owners, rows, run, Replies replies not None, Waits waits=None):
 
 def finish(pairs):
     cdef TicketBase ticket
-    for future, ticket in pairs:
+    for waiter in pairs:
+        if type(waiter) is Asking:
+            (<Asking>waiter).wake()
+            continue
+        future, ticket = waiter
         if not future.done():
             if ticket._error is None:
                 future.set_result(ticket._value)

@@ -14,11 +14,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Protocol, TypeVar, cast
 
+from relay._pure._asking import Asking, DeskBase
 from relay._pure._runs import Batches, Run, Waits
 from relay._pure.state import as_int64
 
 __all__ = [
-    "Batches", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish", "let_go", "settle",
+    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish",
+    "let_go", "settle",
 ]  # fmt: skip
 
 log = logging.getLogger("relay")
@@ -145,7 +147,10 @@ class Replies:
         loops, self._loops = self._loops, {}
         for loop, pairs in loops.items():
             try:
-                loop.call_soon_threadsafe(finish, pairs)
+                if asyncio._get_running_loop() is loop:
+                    finish(pairs)
+                else:
+                    loop.call_soon_threadsafe(finish, pairs)
             except Exception:  # it has closed; whatever it is, the others' answers must go out
                 self.undeliverable += len(pairs)
         calls, self.calls = self.calls, []

@@ -1,0 +1,304 @@
+"""The short way of a request that asks for nothing special: when it is taken, and what it is to its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from relay import REALTIME, errors
+
+if TYPE_CHECKING:
+    from both import Lab
+
+pytest_plugins = ["both"]
+
+Loops = Callable[[], asyncio.AbstractEventLoop]
+
+
+def started(lab: Lab, function: Callable[[Any], Any] = lambda item: item, **options: Any) -> tuple[Any, Any]:
+    """A relay that has answered, and is held from now on."""
+    model = lab.model(function)
+    r = lab.start(model, **options)
+    assert r("first", priority=REALTIME) == function("first")
+    model.hold()
+    r.submit("plug")
+    model.wait_until_running()
+    return r, model
+
+
+def ran(model: Any) -> list[Any]:
+    """What the model was given, in order."""
+    return [item for batch in model.batches for item in batch]
+
+
+async def turns(n: int = 3) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+def test_where_it_comes_from(lab: Lab) -> None:
+    asking = lab.package._backend.tickets.Asking
+    assert asking.__module__ == ("relay._core.tickets" if lab.backend == "native" else "relay._pure._asking")
+
+
+def test_taken_for_an_item_alone(lab: Lab, loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = lab.start(lambda items: [item * 2 for item in items])
+    assert r._desk.enter(1) is None and r.snapshot().items == 0, "nobody has started the lanes"
+    assert r(1) == 2
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(r._intake, "ticket", refuse)
+    monkeypatch.setattr(type(r), "_answer", refuse)
+    monkeypatch.setattr(r, "_ticket", refuse)
+
+    async def main() -> None:
+        assert await r.run_async(5) == 10
+        assert await asyncio.gather(*(r.run_async(i) for i in range(200))) == list(range(0, 400, 2))
+        assert await r.submit("ab") == "abab"
+
+    lab.run(loops, main())
+    assert r(7) == 14 and r.submit(8).result() == 16
+    ticket = r.submit("four")
+    assert (ticket.priority, ticket.tenant, ticket.size, ticket._deadline_ns) == (1, None, 4, -1)
+    assert ticket.result() == "fourfour" and ticket.timing.queue >= 0
+
+
+def policy(facts: Any) -> int:
+    return int(facts.arrival * 1000)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": str},
+        {"prepare": lambda item: item},
+        {"group": lambda item: 0},
+        {"deadlines": {1: 30.0}},
+        {"policy": policy},
+        {"merge": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_not_where_more_is_to_be_done(lab: Lab, options: dict[str, Any]) -> None:
+    r = lab.start(lambda items: [item * 2 for item in items], **options)
+    assert r("a") == "aa" and r._desk.enter("b") is None and r("b") == "bb"
+    assert r.snapshot().items == 2
+
+
+def test_sizes_count(lab: Lab) -> None:
+    r, model = started(lab, size=len, max_batch_tokens=8)
+    assert r.submit("abcde").size == 5
+    for ask in (r.submit, r, lambda item: asyncio.run(r.run_async(item))):
+        with pytest.raises(errors.TooLarge, match="size is 9"):
+            ask("nine long")
+    for wrong, kind in ((None, TypeError), (3, TypeError)):
+        with pytest.raises(kind):
+            r.submit(wrong)
+    assert r.snapshot().open == 2
+    model.free()
+    lab.idle(r)
+
+
+def test_a_full_queue_is_waited_for_in_line(lab: Lab, loops: Loops) -> None:
+    r, model = started(lab, max_batch_size=2, max_queue=3)
+
+    async def main() -> None:
+        tasks = [asyncio.ensure_future(r.run_async(i)) for i in range(8)]
+        await turns()
+        assert r.snapshot().waiting == 8 - 2
+        with pytest.raises(errors.Overloaded, match="no room for the request"):
+            r.submit("more")
+        tasks[7].cancel()
+        await turns()
+        model.free()
+        assert await asyncio.gather(*tasks[:7]) == list(range(7))
+        assert tasks[7].cancelled()
+
+    lab.run(loops, main())
+    assert ran(model)[2:] == list(range(7))
+
+
+def test_one_that_is_displaced_waits_again(lab: Lab, loops: Loops) -> None:
+    r, model = started(lab, max_batch_size=1, max_queue=2)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(r.run_async("asked first"))
+        await turns()
+        urgent = r.submit("urgent", priority=REALTIME)
+        await turns()
+        assert r.snapshot().displaced == 1 and r.snapshot().waiting == 1 and not task.done()
+        model.free()
+        assert await task == "asked first" and await urgent == "urgent"
+
+    lab.run(loops, main())
+    assert ran(model)[2:] == ["urgent", "asked first"]
+
+
+def test_cancelling_it_cancels_the_request(lab: Lab, loops: Loops) -> None:
+    r, model = started(lab)
+
+    async def main() -> None:
+        queued, running = (asyncio.ensure_future(r.run_async(name)) for name in ("queued", "running"))
+        await turns()
+        queued.cancel()
+        await turns()
+        assert queued.cancelled() and r.snapshot().cancelled == 1 and r.snapshot().queued == 1
+        model.free()
+        assert await running == "running"
+        model.hold()
+        running = asyncio.ensure_future(r.run_async("running"))
+        await turns()
+        model.wait_until_running()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert r.snapshot().cancelled == 2
+        # Cancelled in the moment of the answer: the task ends cancelled, the request has ended.
+        model.free()
+        await r.run_async("wait")
+        late = r.run_async("late")
+        late.send(None)
+        lab.wait_until(lambda: r.snapshot().open == 0)
+        with pytest.raises(asyncio.CancelledError):
+            late.throw(asyncio.CancelledError())
+        assert r.snapshot().cancelled == 2
+
+    lab.run(loops, main())
+    lab.idle(r)
+
+
+def test_errors_come_as_they_are(lab: Lab, loops: Loops) -> None:
+    def spoiled(item: Any) -> Any:
+        if item == "bad":
+            raise KeyError(item)
+        return item
+
+    model = lab.model(spoiled)
+    r = lab.start(model)
+
+    async def main() -> None:
+        assert await r.run_async("good") == "good"
+        with pytest.raises(KeyError) as caught:
+            await r.run_async("bad")
+        names = [frame.name for frame in caught.traceback]
+        assert "main" in names and "spoiled" in names
+        answers = await asyncio.gather(*(r.run_async(x) for x in ("a", "bad", "b")), return_exceptions=True)
+        assert [answers[0], answers[2]] == ["a", "b"] and isinstance(answers[1], KeyError)
+
+    lab.run(loops, main())
+    r.close()
+    with pytest.raises(errors.Closed):
+        asyncio.run(r.run_async("late"))
+
+
+def test_it_is_a_coroutine(lab: Lab, loops: Loops) -> None:
+    r, model = started(lab)
+    assert asyncio.iscoroutinefunction(r.run_async)
+
+    async def main() -> None:
+        made = r.run_async(1)
+        assert asyncio.iscoroutine(made) and isinstance(made, Coroutine) and inspect.isawaitable(made)
+        with pytest.raises(TypeError, match="just-started"):
+            made.send(1)
+        made.close()
+        made = r.run_async(1)
+        made.close()  # before it has begun: nothing was asked
+        with pytest.raises(RuntimeError, match="reuse already awaited|awaited already"):
+            await made
+        made = r.run_async(1)
+        with pytest.raises(LookupError):
+            made.throw(LookupError())
+        assert r.snapshot().open == 1
+        made = r.run_async("goes on")
+        assert asyncio.isfuture(made.send(None)) and r.snapshot().open == 2
+        made.close()
+        assert r.snapshot().cancelled == 0 and r.snapshot().open == 2
+        made = r.run_async("long way", tenant="somebody")
+        with pytest.raises(LookupError):
+            made.send(None)
+            made.throw(LookupError())
+        tasks = [asyncio.create_task(r.run_async("task"))]
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            tasks.append(group.create_task(r.run_async("in a group")))
+            await turns()
+            assert "run_async" in repr(tasks[0]) or "Asking" in repr(tasks[0])
+            assert tasks[0].get_stack() is not None
+            model.free()
+        assert [await task for task in tasks] == ["task", "in a group"]
+
+    lab.run(loops, main())
+    assert "goes on" in ran(model)
+
+
+def test_nobody_awaits_it(lab: Lab) -> None:
+    r = lab.start(lambda items: items)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        r.run_async(1)
+        gc.collect()
+    assert [str(one.message) for one in told if "Relay.run_async" in str(one.message)] == [
+        "coroutine 'Relay.run_async' was never awaited"
+    ]
+
+
+def test_it_holds_its_relay(lab: Lab, loops: Loops) -> None:
+    lab.run(loops, lab.Relay(lambda items: items).run_async(1))
+    assert lab.run(loops, lab.Relay(lambda items: items).run_async(2)) == 2
+    pool = lab.pool(1)
+
+    async def main() -> None:
+        r = lab.Relay(lambda items: items)
+        assert await r.run_async(0) == 0
+        asked = r.run_async("kept")
+        del r
+        gc.collect()
+        assert await asked == "kept"
+        guarded = pool.guard(lab.start(lambda items: items).run_async)
+        assert await guarded("guarded") == "guarded" and pool.held == 0
+
+    lab.run(loops, main())
+
+
+def test_its_loop_closes_first(lab: Lab, loops: Loops) -> None:
+    r, model = started(lab)
+
+    async def main() -> None:
+        main.task = asyncio.ensure_future(r.run_async("unanswered"))  # type: ignore[attr-defined]
+        await turns()
+
+    loop = loops()
+    loop.run_until_complete(main())
+    main.task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    model.free()
+    lab.wait_until(lambda: r.snapshot().open == 0)
+    lab.wait_until(lambda: r.snapshot().undeliverable == 1)
+    assert r("after") == "after"
+
+
+def test_many_loops_and_threads(lab: Lab, loops: Loops) -> None:
+    r = lab.start(lambda items: [item + 1 for item in items])
+
+    async def main(base: int) -> None:
+        async def client(number: int) -> None:
+            for i in range(20):
+                assert await r.run_async(base + 100 * number + i) == base + 100 * number + i + 1
+
+        await asyncio.gather(*(client(number) for number in range(10)))
+
+    calls = [lab.call(lab.run, loops, main(10_000 * i)) for i in range(4)]
+    calls += [lab.call(lambda base=10_000 * i: [r(base + j) for j in range(100)]) for i in range(4, 8)]
+    for call in calls[:4]:
+        call.result()
+    for number, call in enumerate(calls[4:], 4):
+        assert call.result() == [10_000 * number + j + 1 for j in range(100)]
+    lab.idle(r)
+    assert r.snapshot().items == 4 * 200 + 4 * 100
