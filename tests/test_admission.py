@@ -288,7 +288,7 @@ def goodput(lab: Lab, load: float, scatter: float, lanes: int, rng: random.Rando
         if handles:
             n, took_ns = len(handles), run_ns(len(handles))
             heapq.heappush(ends, (now_ns + took_ns, number, handles, arrivals, took_ns))
-            lane.busy, lane.until_ns = Work(n, why), now_ns + int(lane.station.cost.predict(n, 1)[0])
+            lane.busy, lane._began = Work(n, why), (now_ns, n, 1)
 
     capacity = lanes * most / (2 * MS + 20_000 * most)
     now_ns, end_ns, good = 0, 800 * MS // lanes, 0

@@ -206,7 +206,7 @@ class Chaos:
     def run(self, lab: Lab, count: int) -> None:
         """All at once."""
         each = count // 4
-        of_models = not isinstance(self.relay._dispatcher.lanes[0], lab.package.lane.ThreadLane)
+        of_models = not isinstance(self.relay._dispatcher.lanes[0], lab.package.threadlane.ThreadLane)
         calls = [lab.call(self.thread, self._rng.random(), each) for _ in range(2)]
         calls += [lab.call(self.loops, self._rng.random(), each, of_models) for _ in range(2)]
         for call in calls:

@@ -74,7 +74,7 @@ def test_one_call_for_each_loop(tickets: Any, elsewhere: bool) -> None:
             thread.start()
             thread.join()
         else:
-            replies.flush()
+            replies.flush(loop)
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         assert len(calls) == elsewhere and replies.undeliverable == 0
         for number, answer in enumerate(answers):

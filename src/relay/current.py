@@ -65,6 +65,13 @@ class CurrentBatch:
         return f"<CurrentBatch of {len(self)}>"
 
 
+def mixed_keywords(owners: Sequence[Ticket[Any]], keywords: dict[str, Any], mixed: Sequence[str]) -> dict[str, Any]:
+    """The keywords of a call, with a list for each parameter that may differ."""
+    each_has = [owner._params.keywords if owner._params is not None else {} for owner in owners]
+    fixed = {name: value for name, value in keywords.items() if name not in mixed}
+    return fixed | {name: [each.get(name) for each in each_has] for name in mixed}
+
+
 batch_variable: ContextVar[CurrentBatch] = ContextVar("relay.current_batch")
 
 

@@ -22,7 +22,7 @@ from relay.costmodel import CostModel
 from relay.desk import Desk
 from relay.home import Home
 from relay.isolation import Health, MemoryLimit
-from relay.lane import Lane, ThreadLane
+from relay.lane import Lane
 from relay.limits import Limits
 from relay.linger import Linger
 from relay.policy import BATCH, MAX_PRIORITY, Policy
@@ -32,6 +32,7 @@ from relay.station import Station, Ways
 from relay.stats import RelaySnapshot
 from relay.steering import Steering
 from relay.tasklane import TaskLane
+from relay.threadlane import ThreadLane
 from relay.tokenizer import Tokenizer
 
 

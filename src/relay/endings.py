@@ -6,6 +6,7 @@ ticket that leads it; followers are tickets that share its run (see `runs`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -168,15 +169,16 @@ class Endings(tickets.DeskBase):
             self.queue.cancel(handle)
             self.made_room()
 
-    def flush(self, replies: Replies) -> None:
-        """Wake the waiters of what has just been settled, and whoever waits for the last request to end."""
+    def flush(self, replies: Replies, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Wake the waiters of what has just been settled, and whoever waits for the last request to end. `loop` is the
+        one whose callback this is called from, if any."""
         # One by one: a watcher that is entered meanwhile is seen here, or sees for itself that no request is open.
         while self._idle_watchers and not self.open:
             try:
                 replies.calls.append(self._idle_watchers.pop())
             except IndexError:
                 break  # another thread has just taken the last
-        replies.flush()
+        replies.flush(loop)
         if replies.undeliverable:
             self.counts.add("undeliverable", replies.undeliverable)
 

@@ -241,3 +241,8 @@ def loop_closed_error() -> Closed:
         "loop",
         reason="loop_closed",
     )
+
+
+def is_running(task: asyncio.Task[None]) -> bool:
+    """Whether this code is run by that task."""
+    return asyncio._get_running_loop() is not None and asyncio.current_task() is task

@@ -1,4 +1,4 @@
-"""Lanes: each runs one batch at a time, on a thread of its own (here) or as tasks on an event loop (`tasklane`).
+"""Lanes: each runs one batch at a time, on a thread (`threadlane`) or as tasks on an event loop (`tasklane`).
 
 What both kinds share: when to take, when to wait for more, when to leave work to a faster lane, when to sleep. A lane
 that finds nothing parks in the queue, which wakes it, and uses no processor. Members are chosen when the lane is free
@@ -8,13 +8,9 @@ and committed in the same step.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from typing import Any
 
-from relay.clock import release_once
-from relay.current import batch_variable
 from relay.linger import Linger
 from relay.pool import Token
 from relay.running import Running
@@ -37,8 +33,8 @@ class Lane:
 
     Attributes:
         busy: The running batch, or None.
-        until_ns: When that is expected to end.
         ready: How many were ready when the model had returned, before anybody was answered.
+        stumbles: How often it has failed outside the model since it last worked.
     """
 
     def __init__(
@@ -58,9 +54,16 @@ class Lane:
         self.seat = seat
         self._token: Token | None = None
         self.busy: Running | None = None
-        self.until_ns = 0
+        self._began = 0, 0, 1  # the present batch, or the last: when, its members, their width
         self.ready = 0
         self.rests_until_ns = 0
+        self.stumbles = 0
+
+    @property
+    def until_ns(self) -> int:
+        """When the present batch is expected to end."""
+        began_ns, items, width = self._began
+        return began_ns + int(self.station.cost.predict(items, width)[0])
 
     def start(self) -> None:
         """Get ready to be woken; called again and again until it has worked once."""
@@ -84,8 +87,20 @@ class Lane:
 
     @property
     def alive(self) -> bool:
-        """True if it runs, or has not been needed yet."""
+        """True if it runs, or has not been needed yet, and does not stumble."""
         raise NotImplementedError
+
+    def stumble(self, error: BaseException) -> float:
+        """Something has failed that is neither the model nor its batch: want of memory, or a bug. It goes on; for how
+        many seconds to rest before. Until it has worked again, it is not healthy."""
+        name = self.station.name
+        log.error("relay: a lane of %r failed outside the model; it goes on", name, exc_info=error)
+        self.stumbles += 1
+        try:
+            self.give_back()
+        except Exception:
+            log.exception("relay: a lane of %r could not give its token back", name)
+        return min(0.01 * 2.0**self.stumbles, 1.0)
 
     def pick(self, now_ns: int) -> Running | None:
         """Take the next batch, or None if there is none."""
@@ -97,7 +112,7 @@ class Lane:
         if not taken[0]:
             return None
         self.busy = work = Running(station, now_ns, taken)
-        self.until_ns = now_ns + int(station.cost.predict(len(taken[0]), taken[4])[0])
+        self._began = now_ns, len(taken[0]), taken[4]
         return work
 
     def rest(self, now_ns: int) -> tuple[bool, int | None]:
@@ -130,7 +145,9 @@ class Lane:
 
     def done(self, work: Running) -> None:
         """Its batch has ended, whatever came of it."""
-        self.busy = None
+        if self.busy is work:  # it may have been started anew on another loop
+            self.busy = None
+        self.stumbles = 0
         self.give_back()
         self.linger.before = self.ready
         self.station.ended(work)
@@ -146,7 +163,10 @@ class Lane:
         work = self.pick(self.station.clock.now_ns())
         if work is not None:
             work.abandon(error)
-            self.done(work)
+            try:
+                self.done(work)
+            finally:
+                work.send()
 
     def _leaves(self, now_ns: int, ready: int) -> tuple[int, int] | None:
         """Whether a faster lane would have what is ready done sooner, now if it sleeps, or after its present batch: for
@@ -168,114 +188,3 @@ class Lane:
             elif lane.until_ns > now_ns and lane.until_ns + other_ns < own_ns:
                 return ready + 1, lane.until_ns
         return None
-
-
-class ThreadLane(Lane):
-    """Runs a plain model on a thread of its own."""
-
-    def __init__(
-        self,
-        number: int,
-        model: Callable[..., Any],
-        station: Station,
-        linger: Linger,
-        lanes: Sequence[Lane],
-        seat: Seat | None,
-    ) -> None:
-        super().__init__(number, model, station, linger, lanes, seat)
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._woken = False
-        self._starting = threading.Lock()
-        self.thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        with self._starting:
-            if self.thread is None:
-                # Entered when it runs, here and by itself, whoever is first: `alive` is not to see it half started, and
-                # if it cannot be started the next request tries again.
-                number = f"-{self.number}" if len(self._lanes) > 1 else ""
-                thread = threading.Thread(target=self._serve, name=f"{self.station.name}-lane{number}", daemon=True)
-                thread.start()
-                self.thread = thread
-
-    def wake(self) -> None:
-        # The gate may be open already, where a clock has opened it in this moment: what counts is what is noted.
-        self._woken = True
-        release_once(self._gate)
-
-    def join(self, timeout: float | None) -> bool:
-        thread = self.thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(timeout)
-        return not thread.is_alive()
-
-    def here(self) -> bool:
-        return threading.current_thread() is self.thread
-
-    @property
-    def alive(self) -> bool:
-        return self.thread is None or self.thread.is_alive()
-
-    def _serve(self) -> None:
-        self.thread = threading.current_thread()
-        desk, clock = self.station.desk, self.station.clock
-        requests = desk.queue
-        while not desk.forked:  # as it is in a child that the model forked
-            now_ns = clock.now_ns()
-            self._woken = False
-            parked, until_ns = self.rest(now_ns)
-            if parked:
-                if desk.closed and requests.unpark(self.number) == self.number:
-                    return
-                self._sleep(until_ns)
-                continue
-            if self.seat is not None:
-                try:
-                    self._token = self.seat.wait()
-                except Exception as error:
-                    self.fail(error)
-                    continue
-                now_ns = clock.now_ns()
-            work = self.pick(now_ns) if self.seat is None or self._token is not None else None
-            if work is None:
-                self.give_back()
-                continue
-            try:
-                self._run(work)
-            except BaseException as error:
-                log.exception("relay: a lane of %r failed outside the model, which is a bug in relay", desk.name)
-                work.abandon(error)
-            if desk.forked:
-                return
-            self.done(work)
-            del work  # keep nothing alive while asleep
-
-    def _sleep(self, until_ns: int | None) -> None:
-        """Until it is woken, or the time has come and nobody has woken it."""
-        clock, gate = self.station.clock, self._gate
-        while not self._woken:
-            if not clock.park(gate, until_ns):
-                if self.station.desk.queue.unpark(self.number) == self.number:
-                    break
-                until_ns = None  # somebody is about to
-        self.rests_until_ns = 0
-
-    def _run(self, work: Running) -> None:
-        model, requests = self.model, self.station.desk.queue
-        while work.open():
-            try:
-                output = Context().run(_call, model, work)
-            except BaseException as error:
-                work.failed(error)
-            else:
-                self.ready = requests.queued
-                work.returned(output)
-                del output
-
-
-def _call(model: Callable[..., Any], work: Running) -> Any:
-    """Call the model with its batch, in a context of its own."""
-    batch_variable.set(work.current)
-    return model(work.argument, **work.keywords)

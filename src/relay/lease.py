@@ -134,7 +134,7 @@ def call_holding(token: Token, function: Callable[..., T], args: tuple[Any, ...]
     """
     with token:
         value = function(*args)
-        if asyncio.iscoroutine(value):
+        if isinstance(value, Coroutine):
             value.close()
             raise TypeError(
                 f"{function!r} returned a coroutine, which does its work after the token has come back; "

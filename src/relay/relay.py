@@ -313,6 +313,8 @@ class Relay(Holding, Generic[In, Out]):
         request = {"priority": priority, "tenant": tenant, "params": params}
         return await wait_for_async(self._intake, ticket, item, timeout, request)
 
+    _answer.__qualname__ = run_async.__qualname__  # as it is known
+
     def _persist(self, ticket: Ticket[Out], item: In) -> Coroutine[Any, Any, Out]:
         """What goes on in place of `Asking` where a request has perhaps lost its place."""
         return self._answer(item, ticket=ticket)

@@ -1,18 +1,20 @@
 """One batch, from its commit to its last answer: assemble, run, split, answer.
 
 Sans thread: a lane asks with `open` whether there is something to call the model with, calls it in its own way, says
-with `returned` or `failed` what came of it, until `open` says no. Any thread may `time_out` or `abandon` it meanwhile:
-whoever takes a ticket out of the open ones settles it, and the others come too late. A run is always closed to joiners
-before anybody is settled for what became of it, so that nobody enters behind and gets what was meant for others.
+with `returned` or `failed` what came of it, until `open` says no, and has the last answers go out with `send`. Any
+thread may `time_out` or `abandon` it meanwhile: whoever takes a ticket out of the open ones settles it, and the others
+come too late. A run is always closed to joiners before anybody is settled for what became of it, so that nobody enters
+behind and gets what was meant for others.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from relay._backend import tickets
-from relay.current import CurrentBatch
+from relay.current import CurrentBatch, mixed_keywords
 from relay.errors import DeadlineExceeded, NonFiniteOutput, RequestCancelled, StaleToken
 from relay.isolation import Splitter
 from relay.outputs import finite_rows, leave_out_grad, member_error, rows_of
@@ -39,8 +41,8 @@ class Running:
     """
 
     __slots__ = (
-        "_call", "_handles", "_open", "_owners", "_part", "_splitter", "_station", "argument", "current", "failures",
-        "keywords", "run", "run_ns",
+        "_call", "_handles", "_open", "_owners", "_part", "_replies", "_splitter", "_station", "argument", "current",
+        "failures", "keywords", "run", "run_ns",
     )  # fmt: skip
 
     def __init__(self, station: Station, now_ns: int, taken: tuple[list[int], list[Any], list[Any], int, int, int]):
@@ -52,6 +54,7 @@ class Running:
         self._part: Sequence[int] | None = None  # of the members; None for all of them
         self._call: Call | None = None  # under way, where its time is limited
         self._open = True
+        self._replies: Replies | None = None  # to be sent last
         self.argument: Any = None
         self.failures = 0
         self.run_ns = 0
@@ -88,11 +91,11 @@ class Running:
             if station.memory.limit:
                 station.memory.succeeded(run.size, run.width)
             self._open = False
-            self._answer(self._handles, self._owners, rows, run, ())
+            self._replies = self._answer(self._handles, self._owners, rows, run, ())
         else:
             self._splitter.succeeded(rows)
             self._go_on()
-        station.ran(run.size, run.width, run.real, run_ns)  # once its callers have been answered
+        station.ran(run.size, run.width, run.real, run_ns)
 
     def failed(self, error: BaseException) -> None:
         """The model, or what came before it, has raised."""
@@ -117,6 +120,14 @@ class Running:
             self._splitter.failed(error)
         self._go_on()
 
+    def send(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Wake whom the last call has answered; on a loop's callback, or on a thread of its own."""
+        replies, self._replies = self._replies, None
+        if replies is not None:
+            desk = self._station.desk
+            desk.flush(replies, loop)
+            desk.made_room()
+
     # Any thread's.
 
     @property
@@ -130,21 +141,19 @@ class Running:
         return call.due_ns if call is not None and not call.over else 0
 
     def time_out(self) -> None:
-        """End those whose call takes too long, if the present one does. The lane stays taken until it returns, and what
-        it then gives them is dropped."""
+        """End those whose call takes too long, if the present one does; what it gives them later is dropped."""
         call = self._call
         if call is not None and not self._station.desk.forked:
             call.time_out()
 
     def abandon(self, error: BaseException) -> None:
-        """End everybody who has not ended: the call will never return, or there will be none. It may be called again,
-        and while a lane answers."""
+        """End everybody who has not ended, for no call will return; `send` tells them. At any time, and again."""
         self._open = False
         self._call = None
         station, run, desk = self._station, self.run, self._station.desk
         if desk.forked:
             return
-        replies, freed, failed = Replies(), 0, 0
+        replies, freed, failed = self._replies or Replies(), 0, 0
         for handle, owner in zip(self._handles, self._owners, strict=True):
             freed += self._close((handle,))
             for ticket in all_of(owner):
@@ -156,8 +165,7 @@ class Running:
             desk.counts.batch(run, freed, failed, self._part is not None)
         else:
             desk.counts.add("failed", failed)
-        desk.flush(replies)
-        desk.made_room()
+        self._replies = replies
 
     # Inside.
 
@@ -170,7 +178,7 @@ class Running:
         shared = owners[0]._params
         keywords: dict[str, Any] = dict(shared.keywords) if shared is not None else {}  # which a model may change
         if station.ways.mixed:
-            keywords = self._mixed(owners, keywords)
+            keywords = mixed_keywords(owners, keywords, station.ways.mixed)
         self.keywords = keywords
         self.current = CurrentBatch(owners, items, keywords, station.version)
         assembler = station.assembler
@@ -181,13 +189,6 @@ class Running:
         if limit_ns := station.ways.run_limit_ns:
             self._call = call = Call(station.desk, run, handles, owners, limit_ns)
             station.watch(call.due_ns)
-
-    def _mixed(self, owners: Sequence[Ticket[Any]], keywords: dict[str, Any]) -> dict[str, Any]:
-        """The keywords of a call, with a list for each parameter that may differ."""
-        each_has = [owner._params.keywords if owner._params is not None else {} for owner in owners]
-        mixed = self._station.ways.mixed
-        fixed = {name: value for name, value in keywords.items() if name not in mixed}
-        return fixed | {name: [each.get(name) for each in each_has] for name in mixed}
 
     def _call_is_over(self) -> None:
         """Whatever became of it."""
@@ -225,13 +226,14 @@ class Running:
         assert splitter is not None
         part = splitter.next(self._station.clock.now_ns())
         ended = splitter.take_ended()
-        self._answer(
+        self._replies = self._answer(
             [self._handles[index] for index in ended],
             [self._owners[index] for index in ended],
             [splitter.outcomes[index] for index in ended],
             run,
             [splitter.run_sizes[index] for index in ended],
         )
+        self.send()  # there is more to run
         if not part:
             self._open = False
             self._splitter = None  # whose errors hold the frames of the model
@@ -245,7 +247,7 @@ class Running:
 
     def _answer(
         self, handles: list[int], owners: list[Ticket[Any]], rows: Sequence[Any], run: Run, sizes: Sequence[int]
-    ) -> None:
+    ) -> Replies | None:
         """Answer members of the batch, and count the call that has just ended.
 
         Args:
@@ -257,15 +259,14 @@ class Running:
         """
         desk = self._station.desk
         if desk.forked:
-            return
+            return None
         self._close(handles)  # nobody enters a list of followers behind the loop below
         replies = Replies()
         failed = 0
         for index in tickets.answer_all(owners, rows, run, replies, desk.counts.waits):
             failed += self._answer_one(owners[index], rows[index], sizes[index] if sizes else run.size, run, replies)
         desk.counts.batch(run, len(owners), failed, self._part is not None)
-        desk.flush(replies)
-        desk.made_room()
+        return replies
 
     def _answer_one(self, owner: Ticket[Any], row: Any, size: int, run: Run, replies: Replies) -> int:
         """Answer one member and those who share its run, each with an error of its own. How many failed."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from relay.clock import NS
 from relay.current import batch_variable
-from relay.home import Home, loop_closed_error
+from relay.home import Home, is_running, loop_closed_error
 from relay.lane import Lane
 from relay.linger import Linger
 from relay.outputs import without_grad
@@ -69,7 +69,7 @@ class TaskLane(Lane):
     @property
     def alive(self) -> bool:
         own = self._home.own
-        return own is None or own.alive
+        return not self.stumbles and (own is None or own.alive)
 
     def join(self, timeout: float | None) -> bool:
         home, loop, running = self._home, self.loop, asyncio._get_running_loop()
@@ -135,6 +135,8 @@ class TaskLane(Lane):
         else:
             self.give_back()
         self._move_on(None)
+        if work is not None:
+            work.send()  # last of all, for who is told may start this lane anew
 
     def _settle(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
         with self._home.lock:
@@ -163,10 +165,21 @@ class TaskLane(Lane):
             self._home.resting(loop)  # another lane may have come to rest there while this one was still at work
 
     def _step(self) -> None:
-        """Take a batch and start it, or park. On the loop; never while a batch runs."""
+        """Take a batch and start it, or park. On the loop."""
         loop = self.loop
         if loop is None or asyncio._get_running_loop() is not loop:
             return  # it has been woken on another since
+        try:
+            self._turn(loop)
+        except BaseException as error:
+            self._choosing = False
+            seconds = self.stumble(error)
+            if self._timer is None and self._task is None:
+                self._timer = loop.call_later(seconds, self._step, context=Context())
+            if not isinstance(error, Exception):
+                raise  # the loop's own affair
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -223,7 +236,11 @@ class TaskLane(Lane):
             self.fail(error)
         if token is not None:
             self._token = token
-            work = self.pick(self.station.clock.now_ns())
+            try:
+                work = self.pick(self.station.clock.now_ns())
+            except Exception as error:
+                self.stumble(error)
+                work = None
             if work is not None:
                 await self._run(work, loop)
                 return
@@ -233,20 +250,19 @@ class TaskLane(Lane):
     async def _run(self, work: Running, loop: asyncio.AbstractEventLoop) -> None:
         task = asyncio.current_task()
         assert task is not None
-        requests = self.station.desk.queue
         try:
             while work.open():
                 batch_variable.set(work.current)
                 try:
                     output = await without_grad(self.model(work.argument, **work.keywords))
                 except BaseException as error:
-                    if isinstance(error, GeneratorExit) and not _is_running(task):
+                    if isinstance(error, GeneratorExit) and not is_running(task):
                         raise  # thrown away with its loop: the batch has been ended, or ends with its lane
                     if isinstance(error, asyncio.CancelledError) and task.cancelling():
                         raise  # the loop is about to close
                     work.failed(error)
                 else:
-                    self.ready = requests.queued
+                    self.ready = self.station.desk.queue.queued
                     work.returned(output)
                     del output
         except GeneratorExit:
@@ -257,8 +273,14 @@ class TaskLane(Lane):
             log.exception("relay: a lane of %r failed outside the model, which is a bug in relay", self.station.name)
             work.abandon(error)
         if self._task is task and not self.station.desk.forked:
-            self.done(work)
+            try:
+                self.done(work)
+            except Exception as error:
+                self.stumble(error)
+            work.send(loop)
             self._over(task, loop)
+        else:
+            work.send()
 
     def _over(self, task: asyncio.Task[None], loop: asyncio.AbstractEventLoop) -> None:
         """Its task has come to its end: go on with the next."""
@@ -276,7 +298,3 @@ class TaskLane(Lane):
         self.ended.set()
         if all(lane.ended.is_set() for lane in self._home.lanes if isinstance(lane, TaskLane)):
             self._home.end()
-
-
-def _is_running(task: asyncio.Task[None]) -> bool:
-    return asyncio._get_running_loop() is not None and asyncio.current_task() is task

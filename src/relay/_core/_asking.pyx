@@ -116,9 +116,15 @@ A coroutine that ends with the answer."""
         self.relay = relay
         self.item = item
 
+    @property
+    def __name__(self):
+        return "run_async"
+
+    @property
+    def __qualname__(self):
+        return "Relay.run_async"
+
     def __await__(self):
-        if self.stage != FRESH:
-            raise RuntimeError("this request is awaited already, or over; call run_async() for each")
         return self
 
     def __next__(self):
@@ -141,8 +147,11 @@ A coroutine that ends with the answer."""
                 self.inner = None
                 raise
         meant = thrown(error)
-        if self.end() and isinstance(meant, CancelledError):
-            self.ticket.cancel()
+        if self.stage == OVER:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        ticket = self.end()
+        if ticket is not None and isinstance(meant, CancelledError):
+            ticket.cancel()
         raise meant
 
     def close(self):
@@ -151,25 +160,31 @@ A coroutine that ends with the answer."""
             self.stage = OVER
             inner, self.inner = self.inner, None
             inner.close()
-        else:
+        elif self.stage != OVER:
             self.end()
 
     def __del__(self):
         if self.stage == FRESH:
-            warn("coroutine 'Relay.run_async' was never awaited", RuntimeWarning, 1)
+            if not is_finalizing():
+                warn("coroutine 'Relay.run_async' was never awaited", RuntimeWarning, 1)
         elif self.stage == WAITING:
+            self.future = None      # nobody waits for it
             self.end()
 
     @final
-    cdef bint end(self) except -1:
-        # Whether it waited.
-        cdef bint waits = self.stage == WAITING
+    cdef TicketBase end(self):
+        # The ticket it waited for, or None.
+        cdef TicketBase ticket = self.ticket if self.stage == WAITING else None
+        cdef object future = self.future
         if self.stage == GOING:
             raise ValueError("coroutine already executing")
         self.stage = OVER
-        if waits:
-            self.ticket.detach(self)
-        return waits
+        self.let_go()
+        if ticket is not None:
+            ticket.detach(self)
+            if future is not None and not future.done():
+                future.set_result(None)     # for a task that waits, and was not the one to end this
+        return ticket
 
     @final
     cdef object step(self, object value):
@@ -179,11 +194,13 @@ A coroutine that ends with the answer."""
             raise ValueError("coroutine already executing")
         if self.stage == OVER:
             raise RuntimeError("cannot reuse already awaited coroutine")
+        if self.stage == FRESH and value is not None:
+            raise TypeError("can't send non-None value to a just-started coroutine")
+        if self.stage == WAITING and not self.ticket._done and not self.future.done():
+            raise RuntimeError("coroutine is being awaited already")
         try:
             if self.stage == FRESH:
                 self.stage = GOING
-                if value is not None:
-                    raise TypeError("can't send non-None value to a just-started coroutine")
                 self.loop = current_loop()
                 found = (<DeskBase?>self.relay._desk).admitted(self.item)
                 if found is None:
@@ -200,7 +217,15 @@ A coroutine that ends with the answer."""
                 self.stage = GOING
                 ticket = self.ticket
                 if not ticket._done:
-                    self.future.result()        # raises: it was cancelled, or nobody has waited for it
+                    ticket.detach(self)
+                    try:
+                        answer = self.future.result()       # somebody else has ended it
+                    except CancelledError:
+                        ticket.cancel()
+                        raise
+                    self.stage = OVER
+                    self.let_go()
+                    return answer
             if ticket._error is None:
                 answer = ticket._value
             elif isinstance(ticket._error, Overloaded):
@@ -265,6 +290,8 @@ cdef PyObject* asking_next(object self) except NULL:
     if (<Asking>self).stage != OVER:
         Py_INCREF(found)
         return <PyObject*>found
+    if isinstance(found, (tuple, BaseException)):
+        found = StopIteration(found)        # or it would be taken for the arguments of one
     PyErr_SetObject(StopIteration, found)
     return NULL
 

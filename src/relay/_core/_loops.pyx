@@ -47,7 +47,7 @@ cdef extern from *:
     PyObject* PyDict_GetItem(PyObject* mapping, object key)
 
 cdef str LOOP_MARK = "__asyncio_running_event_loop__"
-cdef tuple NO_LOOP = (None, None)
+cdef tuple NO_LOOP = (object(), None)     # a mark that no thread has
 cdef tuple last_loop = NO_LOOP          # its mark, and the loop: replaced whole
 
 
@@ -66,7 +66,7 @@ cdef object current_loop():
         mark = PyDict_GetItem(notes, LOOP_MARK)
     if mark != NULL and <object>mark is known[0]:
         return known[1]
-    loop = the_running_loop()
+    loop = the_running_loop()       # raises where none runs, whatever the mark
     if mark != NULL:
         last_loop = (<object>mark, loop)
     return loop
@@ -100,10 +100,18 @@ cdef object thrown(tuple error):
     # The exception that a throw() means.
     if not error:
         raise TypeError("throw expected at least 1 argument, got 0")
+    if len(error) > 3:
+        raise TypeError(f"throw expected at most 3 arguments, got {len(error)}")
     kind = error[0]
     value = error[1] if len(error) > 1 else None
     if isinstance(kind, BaseException):
+        if value is not None:
+            raise TypeError("instance exception may not have a separate value")
         meant = kind
+    elif not isinstance(kind, type) or not issubclass(kind, BaseException):
+        raise TypeError(
+            f"exceptions must be classes or instances deriving from BaseException, not {type(kind).__name__}"
+        )
     elif isinstance(value, BaseException):
         meant = value
     else:

@@ -10,6 +10,7 @@ from asyncio import BaseEventLoop, CancelledError, Future, InvalidStateError
 from asyncio import _get_running_loop as running_loop
 from asyncio import get_running_loop as the_running_loop
 from collections.abc import Coroutine
+from sys import is_finalizing
 from time import monotonic_ns
 from warnings import warn
 
@@ -186,16 +187,16 @@ cdef class Replies:
         self.of_loop(loop).append((future, ticket))
         return 0
 
-    def flush(self):
+    def flush(self, loop=None):
         cdef dict loops = self._loops
         cdef list calls
         self._loops = {}
-        for loop, pairs in loops.items():
+        for each, pairs in loops.items():
             try:
-                if runs_here(loop):
+                if each is loop:
                     finish(pairs)
                 else:
-                    loop.call_soon_threadsafe(finish, pairs)
+                    each.call_soon_threadsafe(finish, pairs)
             except Exception:
                 self.undeliverable += len(pairs)
         calls = self.calls

@@ -112,6 +112,11 @@ class Asking(Coroutine[Any, Any, Any]):
     def __init__(self, relay: Any, item: Any) -> None:
         self._steps: Coroutine[Any, Any, Any] = _named(_ask(relay, item))
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__name__", "__qualname__"):  # for the names of tasks
+            return getattr(self._steps, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __await__(self) -> Generator[Any, None, Any]:
         return self._steps.__await__()
 
@@ -132,11 +137,12 @@ class Asking(Coroutine[Any, Any, Any]):
 
 
 def _named(steps: Any) -> Any:
-    steps.__qualname__ = "Relay.run_async"  # Python says it if nobody awaits it
+    steps.__name__, steps.__qualname__ = "run_async", "Relay.run_async"  # said where nobody awaits it
     return steps
 
 
 async def _ask(relay: Any, item: Any) -> Any:
+    asyncio.get_running_loop()  # before anything is asked
     ticket = relay._desk.enter(item)
     if ticket is None:
         return await relay._answer(item)

@@ -142,15 +142,19 @@ class Replies:
             pairs = self._loops[loop] = []
         pairs.append((future, ticket))
 
-    def flush(self) -> None:
-        """Wakes everyone."""
+    def flush(self, loop: _Loop | None = None) -> None:
+        """Wakes everyone.
+
+        Args:
+            loop: The loop whose callback this is called from, if any: those who wait there need no wake-up of it.
+        """
         loops, self._loops = self._loops, {}
-        for loop, pairs in loops.items():
+        for each, pairs in loops.items():
             try:
-                if asyncio._get_running_loop() is loop:
+                if each is loop:
                     finish(pairs)
                 else:
-                    loop.call_soon_threadsafe(finish, pairs)
+                    each.call_soon_threadsafe(finish, pairs)
             except Exception:  # it has closed; whatever it is, the others' answers must go out
                 self.undeliverable += len(pairs)
         calls, self.calls = self.calls, []
