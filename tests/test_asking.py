@@ -362,6 +362,74 @@ def test_a_settle_in_a_signal_handler_wakes_the_loop(lab: Lab, loops: Loops, way
     assert time.monotonic() - begin < 20, "it slept on until something else came"
 
 
+@pytest.mark.parametrize("lab", ["native"], indirect=True)  # the pure side may break in the middle of a call
+def test_near_the_recursion_limit_one_request_fails_and_no_other(lab: Lab) -> None:
+    """Wherever there is no stack left: in the call, in the wake-up, or in what follows it."""
+    r = lab.start(lambda items: items)
+    assert r(0) == 0
+    failed = 0
+
+    def walk(depth: int) -> Any:
+        return r.submit(depth) if not depth else walk(depth - 1)
+
+    for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit()):
+        try:
+            ticket = walk(depth)
+        except RecursionError:
+            failed += 1
+        else:
+            assert ticket.result(30) == 0
+        assert r(1) == 1, "the lane was woken"
+    assert failed
+    lab.idle(r)
+
+
+class Lazy:
+    """Hands the steps of another awaitable through."""
+
+    def __init__(self, awaitable: Any) -> None:
+        self.awaitable = awaitable
+
+    def __await__(self) -> Any:
+        return (yield from self.awaitable.__await__())
+
+
+class PlainTask(asyncio.tasks._PyTask):  # type: ignore[name-defined,misc]
+    """Python's own tasks in place of C's."""
+
+
+FACTORIES: list[Any] = [None, lambda loop, coroutine, **options: PlainTask(coroutine, loop=loop, **options)]
+if sys.version_info >= (3, 12):
+    FACTORIES.append(asyncio.eager_task_factory)  # whose tasks begin at once
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_loops_that_make_other_tasks(lab: Lab, factory: Any) -> None:
+    async def model(items: list[Any]) -> list[Any]:
+        return items
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
+        r = lab.start(model)
+        for number in range(5):
+            assert await asyncio.wait_for(r.run_async(number), 30) == number
+        assert await asyncio.gather(*(asyncio.create_task(r.run_async(i)) for i in range(300))) == list(range(300))
+        await r.aclose()
+
+    asyncio.run(main())
+
+
+def test_its_steps_may_be_handed_through(lab: Lab, loops: Loops) -> None:
+    r, pool = lab.start(lambda items: items), lab.pool(1)
+
+    async def main() -> None:
+        assert await r.run_async(0) == 0
+        assert await Lazy(r.run_async(1)) == 1 and await Lazy(r.run_async(2, tenant="x")) == 2
+        (await Lazy(pool.acquire_async())).release()
+
+    lab.run(loops, main())
+
+
 def test_nobody_awaits_it(lab: Lab) -> None:
     r = lab.start(lambda items: items)
     with warnings.catch_warnings(record=True) as told:

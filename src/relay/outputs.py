@@ -45,7 +45,7 @@ def rows_of(output: Any, count: int) -> Sequence[Any]:
     elif isinstance(output, np.ndarray) and output.ndim:
         rows = (
             [row.copy() for row in output]
-            if output.ndim > 1
+            if output.ndim > 1 or output.dtype.kind == "V"  # whose scalars are views
             else output.tolist()
             if output.dtype == object
             else list(output)
@@ -141,9 +141,9 @@ def _finite(row: Any, depth: int) -> bool:
         if row.dtype.kind == "O":
             return not row.ndim or not depth or all(_finite(each, depth - 1) for each in row)
         return row.dtype.kind not in "fc" or bool(np.isfinite(row).all())
-    if kind is dict:
+    if issubclass(kind, dict):
         return not depth or all(_finite(each, depth - 1) for each in row.values())
-    if kind is list or kind is tuple:
+    if kind is list or issubclass(kind, tuple):
         if not row or not depth:
             return True
         if type(row[0]) is float:
@@ -199,14 +199,16 @@ class _Stepwise:
         set_grad_enabled, is_grad_enabled = _of_torch("set_grad_enabled"), _of_torch("is_grad_enabled")
         step: Callable[[Any], Any] = self._coroutine.send
         given: Any = None
+        own = False  # the coroutine's own setting, which it may change
         while True:
             before = is_grad_enabled()
-            set_grad_enabled(False)
+            set_grad_enabled(own)
             try:
                 wanted = step(given)
             except StopIteration as over:
                 return over.value
             finally:
+                own = is_grad_enabled()
                 set_grad_enabled(before)
             try:
                 step, given = self._coroutine.send, (yield wanted)

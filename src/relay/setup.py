@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from asyncio import iscoroutinefunction
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import isasyncgenfunction, isgeneratorfunction
 from operator import index
@@ -118,7 +118,7 @@ def check_options(
             asked of its kind.
     """
     for name, value in flags.items():
-        if value is not None and not isinstance(value, bool | np.bool_):
+        if not isinstance(value, bool | np.bool_) and (value is not None or name in ("isolate", "idempotent")):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     for name, hook in hooks.items():
         check_hook(name, hook, _EXAMPLES[name])
@@ -172,7 +172,7 @@ def as_ways(
         TypeError: `mixed` is one name, or has something that is none; or `reserved` is no mapping.
         ValueError: `admit` is neither, a time is out of range, or more places are reserved than a batch has.
     """
-    if isinstance(mixed, str) or not all(isinstance(name, str) for name in mixed):
+    if isinstance(mixed, str) or not isinstance(mixed, Iterable) or not all(isinstance(name, str) for name in mixed):
         raise TypeError(f"mixed must be a sequence of names, such as ('top_k',), got {mixed!r}")
     if admit not in ("queue", "predict"):
         raise ValueError(f"admit must be 'queue' or 'predict', got {admit!r}")

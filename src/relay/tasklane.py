@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from relay.clock import NS
@@ -62,8 +63,7 @@ class TaskLane(Lane):
         self.wake()
 
     @property
-    def idle(self) -> bool:
-        """It neither runs a batch nor waits for a token."""
+    def idle(self) -> bool:  # it neither runs a batch nor waits for a token
         return self._task is None and self.busy is None and not self._choosing
 
     @property
@@ -208,12 +208,13 @@ class TaskLane(Lane):
                     self._home.resting(loop)
                 return
             if self.seat is not None:
-                self._task = loop.create_task(self._run_with_token(self.seat, loop), context=Context())
+                self._task = asyncio.Task(self._run_with_token(self.seat, loop), loop=loop, context=Context())
                 return
             self._choosing = True
             work = self.pick(now_ns)
             if work is not None:
-                self._task = loop.create_task(self._run(work, loop), context=Context())
+                # Not by the loop's factory: a task that begins at once would end before it is noted here.
+                self._task = asyncio.Task(self._run(work, loop), loop=loop, context=Context())
                 self._choosing = False
                 return
             self._choosing = False
@@ -273,11 +274,11 @@ class TaskLane(Lane):
             log.exception("relay: a lane of %r failed outside the model, which is a bug in relay", self.station.name)
             work.abandon(error)
         if self._task is task and not self.station.desk.forked:
-            try:
-                self.done(work)
-            except Exception as error:
-                self.stumble(error)
-            work.send(loop)
+            for end in (self.done, partial(Running.send, loop=loop)):
+                try:
+                    end(work)
+                except Exception as error:
+                    self.stumble(error)
             self._over(task, loop)
         else:
             work.send()
@@ -287,9 +288,7 @@ class TaskLane(Lane):
         if self._task is not task:
             return  # it had lost its loop
         self._task = None
-        if task.cancelling():
-            self._leave(loop)
-        elif self._home.loop is loop or self.loop is not loop:
+        if not task.cancelling() and (self._home.loop is loop or self.loop is not loop):
             self._step()
         else:
             self._leave(loop)

@@ -54,6 +54,9 @@ A coroutine that ends with a token, and the waiter as well: the pool writes its 
             raise RuntimeError("this wait is over already; call acquire_async() for each token")
         return self
 
+    def __iter__(self):
+        return self
+
     def __next__(self):
         return self.send(None)
 

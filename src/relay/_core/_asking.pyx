@@ -1,5 +1,4 @@
-# A part of tickets.pyx: what `run_async` returns where nothing special is asked for, as `relay._pure._asking`. No
-# `async def`: it is the waiter itself, and between the caller and the loop there is no other frame.
+# A part of tickets.pyx: what `run_async` returns, as `relay._pure._asking`. No `async def`: it is the waiter itself.
 
 cdef extern from "Python.h":
     int PyIter_Send(object iterator, object value, PyObject** result) except -1
@@ -125,6 +124,9 @@ A coroutine that ends with the answer."""
         return "Relay.run_async"
 
     def __await__(self):
+        return self
+
+    def __iter__(self):
         return self
 
     def __next__(self):
@@ -283,7 +285,6 @@ cdef int asking_send(object self, object value, PyObject** result) except -1:
     Py_INCREF(found)
     result[0] = <PyObject*>found
     return 0 if (<Asking>self).stage == OVER else 1
-
 
 cdef PyObject* asking_next(object self) except NULL:
     cdef object found = (<Asking>self).step(None)

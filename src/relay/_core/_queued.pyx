@@ -115,7 +115,11 @@ cdef class Queued(Door):
             if not self.heap.s.size:
                 return 0
             self.parked &= ~(<uint64_t>1 << lane)
-            self.wake(lane)
+            try:
+                self.wake(lane)
+            except BaseException:
+                self.parked |= <uint64_t>1 << lane      # it sleeps still: whoever comes next wakes it
+                raise
             fresh -= 1
         return 0
 

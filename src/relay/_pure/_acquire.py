@@ -50,6 +50,9 @@ class Acquire(Coroutine[Any, Any, Token]):
             raise RuntimeError("this wait is over already; call acquire_async() for each token")
         return self._steps
 
+    def __iter__(self) -> Generator[Any, None, Token]:
+        return self._steps
+
     def __next__(self) -> Any:
         return self._steps.send(None)
 

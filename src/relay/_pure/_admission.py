@@ -214,8 +214,12 @@ class Admission(Requests):
                 lane = min((lane for lane, wanted in self._at_least.items() if wanted <= ready), default=-1)
                 if not ready or lane < 0:
                     return
-                del self._at_least[lane]
-            self._wake(lane)
+                wanted = self._at_least.pop(lane)
+            try:
+                self._wake(lane)
+            except BaseException:
+                self._at_least.setdefault(lane, wanted)  # it sleeps still: whoever comes next wakes it
+                raise
             fresh -= 1
 
     def _room_for(self, ids: Sequence[int]) -> bool:

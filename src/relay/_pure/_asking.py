@@ -120,6 +120,9 @@ class Asking(Coroutine[Any, Any, Any]):
     def __await__(self) -> Generator[Any, None, Any]:
         return self._steps.__await__()
 
+    def __iter__(self) -> Generator[Any, None, Any]:
+        return self._steps.__await__()
+
     def __next__(self) -> Any:
         return self._steps.send(None)
 
