@@ -301,23 +301,21 @@ class Relay(Holding, Generic[In, Out]):
         tenant: str | None = None,
         params: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-        ticket: Ticket[Out] | None = None,
     ) -> Out:
-        """What `run_async` returns, where `Asking` is not enough; it may have got as far as a ticket."""
+        """What `run_async` returns, where `Asking` is not enough."""
         if timeout is not None:
             limit_ns(timeout, "timeout")  # a wrong one is refused whether it is needed or not
-        if ticket is None:
-            ticket = self._ticket(item, priority, deadline, tenant, params)
-            if not self._place(ticket):
-                await self._intake.wait_for_place_async(ticket, timeout)
+        ticket = self._ticket(item, priority, deadline, tenant, params)
+        if not self._place(ticket):
+            await self._intake.wait_for_place_async(ticket, timeout)
         request = {"priority": priority, "tenant": tenant, "params": params}
         return await wait_for_async(self._intake, ticket, item, timeout, request)
 
     _answer.__qualname__ = run_async.__qualname__  # as it is known
 
     def _persist(self, ticket: Ticket[Out], item: In) -> Coroutine[Any, Any, Out]:
-        """What goes on in place of `Asking` where a request has perhaps lost its place."""
-        return self._answer(item, ticket=ticket)
+        """What goes on in place of `Asking` once there is a ticket, whose place may be lost."""
+        return wait_for_async(self._intake, ticket, item, None, {})
 
     # Many requests.
 

@@ -8,6 +8,19 @@ cdef enum:
     OVER = 3
 
 
+cdef extern from *:
+    unsigned long PyThread_get_thread_ident()
+
+
+cdef bint runs_here(object loop) except -1:
+    # Whether a loop runs on this thread. asyncio's own say where they run; to ask which loop runs is a system call.
+    try:
+        thread = loop._thread_id
+    except AttributeError:
+        return running_loop() is loop
+    return thread is not None and <unsigned long>thread == PyThread_get_thread_ident()
+
+
 # From no free list: an object that comes from one counts as finalised already, and would leave the line with no one told.
 cdef class Acquire:
     """Acquire(permits, priority=1, timeout=None, cost=1, tenant=None, heartbeat=None, arrival_ns=-1)

@@ -42,7 +42,6 @@ cdef extern from *:
     int relay_has_forked()
     int relay_watch_forks()
     void relay_set_slots(PyObject* type, void* send, void* next)
-    unsigned long PyThread_get_thread_ident()
     PyObject* PyThreadState_GetDict()
     PyObject* PyDict_GetItem(PyObject* mapping, object key)
 
@@ -74,15 +73,6 @@ cdef object current_loop():
 
 if relay_watch_forks():
     raise MemoryError("no memory to watch for forks")
-
-
-cdef bint runs_here(object loop) except -1:
-    # Whether a loop runs on this thread. asyncio's own say where they run; to ask which loop runs is a system call.
-    try:
-        thread = loop._thread_id
-    except AttributeError:
-        return running_loop() is loop
-    return thread is not None and <unsigned long>thread == PyThread_get_thread_ident()
 
 
 cdef object plain_loop = None       # the last type of loop whose futures are made as asyncio's own makes them

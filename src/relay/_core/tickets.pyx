@@ -7,7 +7,6 @@ Any thread may call anything here. The GIL makes each list, set and dict operati
 
 import logging
 from asyncio import BaseEventLoop, CancelledError, Future, InvalidStateError
-from asyncio import _get_running_loop as running_loop
 from asyncio import get_running_loop as the_running_loop
 from collections.abc import Coroutine
 from sys import is_finalizing

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from relay.errors import Overloaded
-
 __all__ = ["Asking", "DeskBase"]
 
 
@@ -103,7 +101,7 @@ class Asking(Coroutine[Any, Any, Any]):
 
     Args:
         relay: Whose; it is held until the answer is there. ``_desk`` is a `DeskBase`, ``_answer(item)`` the coroutine
-            of any request, ``_persist(ticket, item)`` that of one that has lost its place.
+            of any request, ``_persist(ticket, item)`` that of one with a ticket, which may lose its place.
         item: The item.
     """
 
@@ -147,12 +145,4 @@ def _named(steps: Any) -> Any:
 async def _ask(relay: Any, item: Any) -> Any:
     asyncio.get_running_loop()  # before anything is asked
     ticket = relay._desk.enter(item)
-    if ticket is None:
-        return await relay._answer(item)
-    try:
-        return await ticket
-    except asyncio.CancelledError:
-        ticket.cancel()
-        raise
-    except Overloaded:
-        return await relay._persist(ticket, item)
+    return await (relay._answer(item) if ticket is None else relay._persist(ticket, item))
