@@ -103,6 +103,8 @@ async def arriving(r: Any, texts: list[str], rate: float, seed: int = 8) -> Outc
 
 
 def main(count: int) -> None:
+    if not TEXTS.exists():
+        raise SystemExit("no ../shared data; set RELAY_SHARED to the folder that holds data/texts")
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # as `relay serve` does
     model = load("minilm", threads=cores(), max_length=512)
     texts = mixed(count)

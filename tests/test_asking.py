@@ -335,7 +335,7 @@ def test_driven_by_hand(lab: Lab, loops: Loops) -> None:
     lab.run(loops, main())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such signals on this system")
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGUSR1 on this system")
 @pytest.mark.parametrize("way", ["close", "cancel"])
 def test_a_settle_in_a_signal_handler_wakes_the_loop(lab: Lab, loops: Loops, way: str) -> None:
     """It comes while the loop sleeps, on the loop's own thread, and in no callback of it."""

@@ -411,7 +411,7 @@ print("the parent goes on")
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_model_that_forks(lab: Lab) -> None:
     """The child ends without answering; the parent's relay goes on. In a process of its own: what other tests have
     loaded into this one may not outlive the end of a forked thread."""

@@ -432,7 +432,7 @@ print("torch" in sys.modules, any("libcuda." in line for line in open("/proc/sel
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at what is mapped")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no /proc/self/maps on this system")
 def test_importing_loads_nothing_and_reading_leaves_cuda_alone() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
@@ -500,7 +500,7 @@ def test_a_host_that_does_not_tell(stat: Stat, clock: FakeClock, said: list[str]
     assert len(said) == 1 and said[0].startswith("relay: the use of the host is unknown: ")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="the system does not tell")
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="no /proc/stat on this system")
 def test_the_host_really(clock: FakeClock) -> None:
     cpu = host(clock=clock)
     assert cpu() is None

@@ -55,7 +55,7 @@ def test_a_thread_parks_on_the_clock(lab: Any) -> None:
     assert call.result() == "value"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends itself a signal")
+@pytest.mark.skipif(os.name != "posix", reason="no POSIX signals on this system")
 @pytest.mark.parametrize("clock", [FakeClock(), MONOTONIC])
 def test_ctrl_c_ends_a_wait(clock: Any) -> None:
     parked = threading.Event()
