@@ -234,8 +234,8 @@ def test_c3_waiters_are_cancelled_while_results_come(
     assert answered + s.failed + s.cancelled == asked, "each has ended once"
     if way == "submit":  # a waiter's cancel leaves the request alone
         assert (answered, s.failed, s.cancelled, s.items) == (asked - bad, bad, 0, asked + 1)
-    else:  # who is cancelled as its answer comes has not seen it; it was given all the same
-        assert answered >= ends["answered"] and s.failed >= ends["failed"] and 0 < s.cancelled <= ends["cancelled"]
+    else:  # who is cancelled as its answer comes has not seen it; it was given all the same, if need be to all of them
+        assert answered >= ends["answered"] and s.failed >= ends["failed"] and s.cancelled <= ends["cancelled"]
     assert s.undeliverable == s.refused == s.expired == s.displaced == s.failed_batches == 0
     raising = asked // 250 if way == "submit" else 0
     assert [record.msg for record in caplog.records] == ["relay: a ticket's callback failed"] * raising
