@@ -149,7 +149,7 @@ class Lab:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Look again and again until something is so that other threads bring about."""
         pause = threading.Event()
-        for _ in range(10_000):
+        for _ in range(30_000):
             if condition():
                 return
             pause.wait(0.001)

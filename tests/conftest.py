@@ -24,7 +24,10 @@ LIMIT_S = 60.0
 LONG_LIMIT_S = 900.0
 HANG_GRACE_S = 20.0  # past its limit a test that holds the GIL, or spins without it, is not reached by a signal
 
-hypothesis.settings.register_profile("relay", deadline=None, print_blob=True)
+# No example is too slow: how long one takes to be drawn says more of what else the machine does.
+hypothesis.settings.register_profile(
+    "relay", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "relay"))
 
 _seed = int(os.environ.get("RELAY_SEED") or random.SystemRandom().randrange(2**32))

@@ -67,7 +67,7 @@ def use(stage: Stage) -> None:
         except StaleToken:
             continue
         raise AssertionError("the child can release a token of its parent")
-    tokens = [pool.acquire(1, timeout=1) for _ in range(pool.capacity)]
+    tokens = [pool.acquire(1, timeout=10) for _ in range(pool.capacity)]
     assert pool.try_acquire(0) is None
     assert min(token.handle for token in tokens) >> 22 > max((token.handle for token in old), default=0) >> 22
     waiter = Bystander()

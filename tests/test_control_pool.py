@@ -212,7 +212,8 @@ def test_threads_that_gave_up_dropped_nothing(lab: Lab, make: Make, clock: Any) 
         with pytest.raises(AcquireTimeout):
             pool.run(work, clock, None, timeout=0)
         late = [lab.call(enter, timeout=1) for enter in (pool.acquire, partial(pool.run, work, clock, None))]
-        lab.wait_until(lambda: pool.waiting == 2)
+        clock.wait_for_sleepers(3)  # the control as well
+        assert pool.waiting == 2
         with pytest.raises(Overloaded):
             pool.acquire()
         clock.advance(1)

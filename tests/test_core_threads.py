@@ -167,7 +167,9 @@ def test_permits(core: Core, seed: int) -> None:
     each = OPERATIONS[core.side] // THREADS
     largest = 8
     permits = core.watch(
-        core.permits.Permits(6, ((0, 1), (2, 1)), 12, largest, overdue_every=8, weights={"a": 2}, caps={"a": 3})
+        core.permits.Permits(
+            6, ((0, 1), (2, 1)), 12, largest, overdue_every=8, weights={"a": 2}, caps={"a": 3}, grace_ns=10**12
+        )
     )
     owners = Owners(largest)
     released, thrown_away = [0] * THREADS, [0] * THREADS

@@ -31,6 +31,7 @@ def test_d5_expired_while_the_model_is_busy(lab: Lab) -> None:
     with pytest.raises(relay.DeadlineExceeded, match="still queued at its deadline, 0.1 s after submit"):
         queued.result()
     assert r.snapshot().admitted == 2  # its place is free again, though the model has not come back
+    lab.wait_until(lambda: events == ["expired"])  # it is told by the alarm's thread
     clock.advance(9.9)
     model.free()
     assert busy.result() == "busy" and later.result() == "later"

@@ -69,10 +69,10 @@ def test_repeats_of_one_character_differ(core: Core) -> None:
 
 def test_hashes_spread_over_all_their_bits(core: Core, rng: random.Random) -> None:
     table = core.dedup.Dedup(1)
-    hashes = [table.hash(f"request {i} {'x' * rng.randrange(100)}") for i in range(4000)]
+    hashes = [table.hash(f"request {i} {'x' * rng.randrange(100)}") for i in range(8000)]
     for bit in range(128):
         ones = sum(h >> bit & 1 for h in hashes)
-        assert 1800 < ones < 2200, f"bit {bit} is set in {ones} of 4000"  # 6 standard deviations
+        assert 3720 < ones < 4280, f"bit {bit} is set in {ones} of 8000"  # 6 standard deviations
     for shift in range(0, 120, 8):
         assert len({h >> shift & 0xFF for h in hashes}) == 256
 

@@ -364,23 +364,28 @@ def test_d9_the_model_says_whether_rows_are_checked(
 def test_d10_many_lanes_and_every_answer_in_its_place(lab: Lab, kind: str, rng: random.Random) -> None:
     running, most, sizes = [0], [0], []
     pauses = [rng.random() * 0.003 for _ in range(10_000)]
-    lock = threading.Lock()
+    lock, together = threading.Lock(), threading.Event()  # the first waits for another one beside it
 
     def begin(items: list[int]) -> float:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
+            if running[0] > 1:
+                together.set()
             sizes.append(len(items))
             return pauses[len(sizes)]
 
     def plain(items: list[int]) -> list[Any]:
         time.sleep(begin(items))
+        assert together.wait(30)
         with lock:
             running[0] -= 1
         return [(item, -item) for item in items]
 
     async def coroutine(items: list[int]) -> list[Any]:
         await asyncio.sleep(begin(items))
+        while not together.is_set():
+            await asyncio.sleep(0.001)
         with lock:
             running[0] -= 1
         return [(item, -item) for item in items]

@@ -98,8 +98,8 @@ def use(r: Any, item: Any = "ab") -> None:
     assert len(threading.enumerate()) == 1
     r.check()
     late = r.submit(item, deadline=60)
-    assert r(item) == late.result(1) == item * 2
-    assert r.submit_many([item, item]).result(1) == [item * 2] * 2
+    assert r(item) == late.result(10) == item * 2
+    assert r.submit_many([item, item]).result(10) == [item * 2] * 2
     assert list(r.map([item] * 3)) == [item * 2] * 3
     assert asyncio.run(r.run_async(item)) == item * 2
     end(r, item)
@@ -163,7 +163,7 @@ def test_children_of_a_busy_parent_200(lab: Lab) -> None:
 def pool_in_child(pool: Any, capacity: int) -> None:
     empty = pool.snapshot()
     assert (empty.capacity, empty.held, empty.waiting, empty.granted) == (capacity, 0, 0, 0)
-    tokens = [pool.acquire(0, timeout=1) for _ in range(capacity)]
+    tokens = [pool.acquire(0, timeout=10) for _ in range(capacity)]
     assert pool.try_acquire() is None and pool.snapshot().held == capacity
     for token in tokens:
         token.release()
@@ -184,6 +184,7 @@ def test_children_of_a_busy_pool(lab: Lab) -> None:
                 turns[0] += 1
 
     worker = lab.run_thread(work)
+    lab.wait_until(lambda: turns[0] > 0)
     kept = pool.acquire(0)
 
     def child() -> None:
@@ -249,7 +250,7 @@ def test_tickets_of_the_parent_end_in_the_child(lab: Lab, gate: Gate) -> None:
         assert done.result() == "donedone" and called == []
         gate.lock.release()
         again = r.submit("queued")
-        assert again.result(1) == "queued" * 2
+        assert again.result(10) == "queued" * 2
         assert again._handle >> SLOT_BITS > max(ticket._handle >> SLOT_BITS for ticket in (running, queued))
         late: list[Any] = []
         queued.add_done_callback(late.append)
@@ -279,7 +280,7 @@ def test_one_that_a_lost_thread_was_about_to_end(lab: Lab, gate: Gate) -> None:
         with pytest.raises(Closed, match="has forked"):
             first.result()
         with pytest.raises(Closed, match="has forked"):
-            asyncio.run(asyncio.wait_for(second, 1))
+            asyncio.run(asyncio.wait_for(second, 10))
 
     in_child(child)
     r._desk.open.update((first, second))
@@ -296,7 +297,7 @@ def test_one_on_its_way_to_another_slot(lab: Lab) -> None:
 
     def child() -> None:
         with pytest.raises(Closed, match="has forked"):
-            moving.result(1)
+            moving.result(10)
         assert ticket.result() == "xx"
 
     in_child(child)
@@ -313,13 +314,13 @@ def test_generations_go_on_from_child_to_grandchild(lab: Lab) -> None:
     def child(above: int) -> None:
         for _ in range(5):
             ticket = r.submit("x")
-            assert ticket.result(1) == "xx" and ticket._handle >> SLOT_BITS > above
+            assert ticket.result(10) == "xx" and ticket._handle >> SLOT_BITS > above
             above = ticket._handle >> SLOT_BITS
 
     def parent_of_another() -> None:
         child(mine._handle >> SLOT_BITS)
         last = r.submit("x")
-        last.result(1)
+        last.result(10)
         in_child(child, last._handle >> SLOT_BITS)
         r.close()
 
@@ -339,7 +340,7 @@ def test_closed_stays_closed_and_draining_stays_so(lab: Lab, gate: Gate) -> None
             for ask in (r.submit, r):
                 with pytest.raises(Closed, match="takes no more"):
                     ask("x")
-            assert r.drain(1) == 0
+            assert r.drain(10) == 0
             end(r)
 
     with held_elsewhere(*all_locks(closed), *all_locks(draining)):
@@ -353,8 +354,8 @@ def test_a_batched_function(lab: Lab) -> None:
     assert function("x") == "xx"
 
     def child() -> None:
-        assert function("y") == "yy" and function.submit("z").result(1) == "zz"
-        assert function.submit_many(["a", "b"]).result(1) == ["aa", "bb"]
+        assert function("y") == "yy" and function.submit("z").result(10) == "zz"
+        assert function.submit_many(["a", "b"]).result(10) == ["aa", "bb"]
         function.relay.close()
 
     in_child(child)

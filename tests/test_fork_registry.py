@@ -45,10 +45,10 @@ def test_an_alarm_starts_anew(lab: Lab) -> None:
         alarm.reset()
         assert alarm.alive and not alarm.on_own_thread()
         arm(0)
-        assert rung.wait(1) and len(threading.enumerate()) == 2
+        assert rung.wait(10) and len(threading.enumerate()) == 2
         alarm.stop()
         threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-        threads[0].join(1)
+        threads[0].join(10)
         alarm.reset()
         rung.clear()
         arm(0)
@@ -93,7 +93,7 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
 
     def child() -> None:
         assert calls == ["first", "bad", "worse", "last", "relay: a Thing could not "]
-        assert survivors._lock.acquire(timeout=1)
+        assert survivors._lock.acquire(timeout=10)
 
     logging.getLogger("relay").addHandler(handler := Broken())
     unraisable, sys.unraisablehook = sys.unraisablehook, lambda args: None

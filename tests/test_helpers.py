@@ -277,9 +277,7 @@ def test_one_that_dies_is_seen_and_replaced() -> None:
     helpers = Helpers(1, "h", 1, work, lambda chunk, error: failures.append(chunk))
     try:
         helpers.put("bad")
-        thread = helpers._threads[0]
-        assert thread is not None
-        thread.join(30)
+        assert died.wait(30)
         assert not helpers.healthy and failures == [["bad"]]
         helpers.put("good")
         assert ended.wait(30) and helpers.healthy

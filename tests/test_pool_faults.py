@@ -172,12 +172,14 @@ def test_a10_of_threads(lab: Lab, make: Make, seed: int, collecting: None, opera
     pool = make(8)
 
     def work(number: int) -> int:
-        rng, leaked = random.Random(f"{seed} {number}"), 0
-        for _ in range(operations[lab.backend] // 2):
+        rng, had, leaked = random.Random(f"{seed} {number}"), 0, 0
+        # A quarter: as many tries come back with nothing, for a collection of the other thread's bars one's own.
+        while had < operations[lab.backend] // 4:
             token = pool.try_acquire(rng.randrange(3))
             if token is None:
                 gc.collect()
                 continue
+            had += 1
             end = rng.randrange(3)
             if end == 0:
                 Releasing(token)
@@ -196,7 +198,7 @@ def test_a10_of_threads(lab: Lab, make: Make, seed: int, collecting: None, opera
     pool.collect()
     state = pool.snapshot()
     assert state.leaked >= leaked and state.held == 0
-    assert state.granted > operations[lab.backend] / 10 and leaked > state.granted / 10
+    assert leaked > state.granted / 10
 
 
 @operations(100_000, 20_000)

@@ -30,7 +30,8 @@ def used(lab: Lab, how: str) -> tuple[threading.Thread, list[weakref.ref[Any]]]:
     other = lab.TokenPool(1, clock=clock)  # so that waits are noted for inheritance
     token = pool.acquire()
     waiting = lab.call(pool.acquire, timeout=1)
-    lab.wait_until(lambda: pool.waiting == 1)
+    clock.wait_for_sleepers(2)  # the alarm, for the lease, and who waits
+    assert pool.waiting == 1
     clock.advance(1)
     with pytest.raises(AcquireTimeout):
         waiting.result()

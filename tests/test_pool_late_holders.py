@@ -93,7 +93,7 @@ def test_a6_a_holder_that_beats_keeps_its_token(lab: Lab, make: Make, clock: Any
     for _ in range(5):
         clock.advance(1)
         alive.heartbeat()
-    lab.wait_until(lambda: silent.state == "revoked")
+    lab.wait_until(lambda: silent.state != "busy")  # revoked, or the alarm was so quick that its grace is over, too
     clock.advance(1)
     lab.wait_until(lambda: not silent.held)
     assert alive.state == "busy"

@@ -101,7 +101,7 @@ def test_beside_the_running_batch(lab: Lab, gate: Any) -> None:
     model.wait_until_running()
     rest = [r.submit(i) for i in range(4)]
     lab.wait_until(lambda: r.snapshot().queued == 4)  # all are ready while the model is busy
-    assert not first.done() and prepare.seen == ["first", 0, 1, 2, 3]
+    assert not first.done() and sorted(prepare.seen[1:]) == [0, 1, 2, 3]  # several helpers take no turns
     model.free()
     assert [ticket.result(30) for ticket in rest] == [("prepared", i) for i in range(4)]
     assert len(model.batches) == 2
