@@ -1,16 +1,20 @@
-"""The cost model: runs observed at steady state and while it is new, predictions; run with pytest-benchmark."""
+"""The cost model on both sides: runs observed at steady state and while it is new, predictions; pytest-benchmark."""
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from relay.costmodel import CostModel
-
 STEPS = 1000
+SIDES = pytest.mark.parametrize("side", ["_pure", "_core"])
+
+
+def made(side: str) -> Any:
+    return importlib.import_module(f"relay.{side}.cost").CostModel()
 
 
 def runs(sigma: float) -> list[tuple[int, int, int]]:
@@ -23,19 +27,20 @@ def runs(sigma: float) -> list[tuple[int, int, int]]:
     return drawn
 
 
+@SIDES
 @pytest.mark.parametrize("age", ["new", "steady"])
 @pytest.mark.parametrize("sigma", [0.05, 0.5])
-def test_observe(benchmark: Any, sigma: float, age: str) -> None:
+def test_observe(benchmark: Any, sigma: float, age: str, side: str) -> None:
     drawn = runs(sigma)
     steps = drawn[STEPS:] if age == "steady" else drawn[:50]
 
-    def fresh() -> tuple[tuple[CostModel], dict[str, Any]]:
-        model = CostModel()
+    def fresh() -> tuple[tuple[Any], dict[str, Any]]:
+        model = made(side)
         for items, width, ns in drawn[:STEPS] if age == "steady" else ():
             model.observe(items, width, ns)
         return (model,), {}
 
-    def work(model: CostModel) -> None:
+    def work(model: Any) -> None:
         observe = model.observe
         for items, width, ns in steps:
             observe(items, width, ns)
@@ -44,6 +49,7 @@ def test_observe(benchmark: Any, sigma: float, age: str) -> None:
     benchmark.pedantic(work, setup=fresh, rounds=30)
 
 
+@SIDES
 @pytest.mark.parametrize(
     "ask",
     [
@@ -53,8 +59,8 @@ def test_observe(benchmark: Any, sigma: float, age: str) -> None:
     ],
     ids=["predict", "finish_ns", "largest"],
 )
-def test_ask(benchmark: Any, ask: Callable[[CostModel], object]) -> None:
-    model = CostModel()
+def test_ask(benchmark: Any, ask: Callable[[Any], object], side: str) -> None:
+    model = made(side)
     for items, width, ns in runs(0.05):
         model.observe(items, width, ns)
 

@@ -26,9 +26,9 @@ class Model:
 
 @dataclass
 class Owner:
-    """What a `Linger` sees of a ticket."""
+    """A request."""
 
-    _arrival_ns: int
+    arrival_ns: int
     client: int = -1
 
 
@@ -83,7 +83,7 @@ class Stage:
         now, linger, seen, model = 0, self.linger, self.seen, self.model
         while now < until_ns:
             self._arrive(now)
-            oldest = self._ready[0]._arrival_ns if self._ready else 0
+            oldest = self._ready[0].arrival_ns if self._ready else 0
             plan = linger.plan(now, len(self._ready), model.most, oldest) if linger is not None else None
             if plan is not None:
                 began, held = now, bool(self._ready)
@@ -102,13 +102,13 @@ class Stage:
                 continue
             taken, self._ready = self._ready[: model.most], self._ready[model.most :]
             if linger is not None:
-                linger.taken(now, taken)
+                linger.taken(now, [owner.arrival_ns for owner in taken])
             ended = now + model.run_ns(len(taken))
             seen.sizes.append(len(taken))
             self._arrive(ended)
             left = len(self._ready)
             for i, owner in enumerate(taken):
-                seen.latencies.append(ended - owner._arrival_ns)
+                seen.latencies.append(ended - owner.arrival_ns)
                 if owner.client >= 0 and self._back_ns is not None:
                     self.come(ended + self._back_ns(i), owner.client)
             now = ended + self._answer_ns * len(taken)

@@ -1,4 +1,6 @@
-"""The cost model on simulated models, whose true cost is known; every stream is drawn from a seed that is printed."""
+"""The cost model on simulated models, whose true cost is known; every stream is drawn from a seed that is printed.
+
+Both sides come from one source; that they say the same, to the last bit, is tested all the same."""
 
 from __future__ import annotations
 
@@ -7,18 +9,19 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import FrozenInstanceError, astuple, dataclass, replace
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Core
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.costfit import NOTHING, fold, scaled, solve
-from relay.costmodel import CostModel, CostSnapshot
-
 MS, US = 1_000_000, 1_000
 SEEDS = (1, 2, 3)
+SIDES = pytest.mark.parametrize("side", ["pure", "native"])
 
 Shape = tuple[int, int]
 Cost = Callable[[int, int], float]
@@ -102,7 +105,7 @@ class Seen:
     late: list[bool]
 
 
-def teach(model: CostModel, cost: Cost, shapes: Shapes, runs: int, source: random.Random, noise: Noise = QUIET) -> Seen:
+def teach(model: Any, cost: Cost, shapes: Shapes, runs: int, source: random.Random, noise: Noise = QUIET) -> Seen:
     """Run a simulated model, and compare each run that was predicted with its prediction."""
     late, errors, looseness = [], [], []
     for _ in range(runs):
@@ -123,13 +126,21 @@ def seeded(seed: int) -> random.Random:
     return random.Random(seed)
 
 
-def test_before_it_has_learned() -> None:
-    model = CostModel()
+@pytest.mark.parametrize("part", ["cost", "fit"])
+def test_comes_from_its_side(core: Core, part: str) -> None:
+    module = getattr(core, part)
+    made = module.CostModel() if part == "cost" else module.Shift()
+    assert type(made).__module__ == module.__name__ == f"{core.package}.{part}"
+    assert str(module.__file__).endswith({"pure": (".py",), "native": tuple(EXTENSION_SUFFIXES)}[core.side])
+
+
+def test_before_it_has_learned(core: Core) -> None:
+    model = core.cost.CostModel()
     for run in range(4):
         assert not model.learned and model.coefficients == (0, 0, 0, 0)
         assert model.predict(64, 512) == (0, 0) and model.finish_ns(64, 512) == 0
         assert model.largest(512, 0, 64) == model.largest(512, -1, 64) == 64
-        assert model.snapshot() == CostSnapshot(run, False, None, None, 0, 0, 0, 0)
+        assert model.snapshot() == core.cost.CostSnapshot(run, False, None, None, 0, 0, 0, 0)
         model.observe(1, 10, 5 * MS)
     assert model.learned and model.runs == 4
     mean, upper = model.predict(1, 10)
@@ -137,16 +148,16 @@ def test_before_it_has_learned() -> None:
     assert model.snapshot().error is None and model.snapshot().coverage is None
 
 
-def test_a_batch_of_nothing_teaches_nothing() -> None:
-    model = CostModel()
+def test_a_batch_of_nothing_teaches_nothing(core: Core) -> None:
+    model = core.cost.CostModel()
     for _ in range(10):
         model.observe(0, 5, MS)
     assert model.runs == 0 and not model.learned
 
 
-def test_a_clock_that_stands_still() -> None:
+def test_a_clock_that_stands_still(core: Core) -> None:
     """As a fake one does: all runs count as 1 us, and nothing divides by 0."""
-    model = CostModel()
+    model = core.cost.CostModel()
     for ns in [0] * 50 + [-5]:
         model.observe(1, 0, ns)
     assert model.predict(1, 1)[0] == pytest.approx(1000)
@@ -175,10 +186,10 @@ STREAMS: dict[str, tuple[Cost, Shapes, Noise, float, float]] = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", STREAMS)
-def test_streams(name: str, seed: int) -> None:
+def test_streams(core: Core, name: str, seed: int) -> None:
     """The bound covers 97 % and more, from the first prediction on, and is not loose without reason."""
     cost, shapes, noise, error, looseness = STREAMS[name]
-    model = CostModel()
+    model = core.cost.CostModel()
     seen = teach(model, cost, shapes, 2000, seeded(seed), noise)
     assert seen.covered >= 0.985
     assert 1 - sum(seen.late[:60]) / 60 >= 0.9
@@ -189,8 +200,8 @@ def test_streams(name: str, seed: int) -> None:
     assert snapshot.error is not None and snapshot.error <= 1.5 * error
 
 
-def test_what_it_tells_of_a_model() -> None:
-    model = CostModel()
+def test_what_it_tells_of_a_model(core: Core) -> None:
+    model = core.cost.CostModel()
     teach(model, encoder, mixed, 500, seeded(1), exact)
     snapshot = model.snapshot()
     assert snapshot.base == pytest.approx(300e-6, rel=0.05)
@@ -207,9 +218,9 @@ def test_what_it_tells_of_a_model() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("factor", [0.01, 0.1, 0.5, 1.5, 2.0, 10.0, 100.0])
 @pytest.mark.parametrize(("cost", "shapes"), [(sleeping, items_only), (encoder, mixed)])
-def test_a_model_that_suddenly_changes(cost: Cost, shapes: Shapes, factor: float, seed: int) -> None:
+def test_a_model_that_suddenly_changes(core: Core, cost: Cost, shapes: Shapes, factor: float, seed: int) -> None:
     source = seeded(seed)
-    model = CostModel()
+    model = core.cost.CostModel()
     teach(model, cost, shapes, 300, source)
     seen = teach(model, times(cost, factor), shapes, 30, source)
     assert sum(seen.late) <= (5 if factor > 1 else 2)
@@ -221,16 +232,16 @@ def test_a_model_that_suddenly_changes(cost: Cost, shapes: Shapes, factor: float
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_slow_drift_is_followed(seed: int) -> None:
-    source, model = seeded(seed), CostModel()
+def test_a_slow_drift_is_followed(core: Core, seed: int) -> None:
+    source, model = seeded(seed), core.cost.CostModel()
     seen = [teach(model, times(encoder, 1 + step / 100), mixed, 10, source) for step in range(200)]
     assert sum(sum(part.late) for part in seen) <= 20
     assert model.predict(32, 128)[0] == pytest.approx(3 * encoder(32, 128), rel=0.15)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_only_the_base_changes(seed: int) -> None:
-    source, model = seeded(seed), CostModel()
+def test_only_the_base_changes(core: Core, seed: int) -> None:
+    source, model = seeded(seed), core.cost.CostModel()
     teach(model, sleeping, items_only, 300, source)
     slower: Cost = lambda items, width: 20 * MS + 20 * US * items  # noqa: E731
     teach(model, slower, items_only, 60, source)
@@ -239,8 +250,8 @@ def test_only_the_base_changes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_long_run_changes_little(seed: int) -> None:
-    source, model = seeded(seed), CostModel()
+def test_one_long_run_changes_little(core: Core, seed: int) -> None:
+    source, model = seeded(seed), core.cost.CostModel()
     teach(model, encoder, mixed, 300, source)
     before = model.predict(32, 128)
     model.observe(32, 128, round(100 * encoder(32, 128)))
@@ -251,8 +262,8 @@ def test_one_long_run_changes_little(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_second_long_run_is_believed_at_once_and_forgotten_in_time(seed: int) -> None:
-    source, model = seeded(seed), CostModel()
+def test_a_second_long_run_is_believed_at_once_and_forgotten_in_time(core: Core, seed: int) -> None:
+    source, model = seeded(seed), core.cost.CostModel()
     teach(model, encoder, mixed, 300, source)
     for _ in range(2):
         model.observe(32, 128, round(100 * encoder(32, 128)))
@@ -265,9 +276,9 @@ def test_a_second_long_run_is_believed_at_once_and_forgotten_in_time(seed: int) 
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_a_slow_start(place: int) -> None:
+def test_a_slow_start(core: Core, place: int) -> None:
     """The first run often loads something; wherever it comes, it is not taken for the rule."""
-    model = CostModel()
+    model = core.cost.CostModel()
     for run in range(20):
         model.observe(run + 1, 1, 10_000 * MS if run == place else round(sleeping(run + 1, 1)))
     mean, upper = model.predict(64, 1)
@@ -278,9 +289,9 @@ def test_a_slow_start(place: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 64), (64, 1), (8, 128), (64, 512)])
 @pytest.mark.parametrize("runs", [4, 50, 1000])
-def test_one_shape_alone(shape: Shape, runs: int, seed: int) -> None:
+def test_one_shape_alone(core: Core, shape: Shape, runs: int, seed: int) -> None:
     """Nobody can know the other shapes; what is said of them is between no growth and growth in proportion."""
-    model = CostModel()
+    model = core.cost.CostModel()
     teach(model, encoder, always(*shape), runs, seeded(seed))
     items, width = shape
     mean = model.predict(items, width)[0]
@@ -297,9 +308,9 @@ def test_one_shape_alone(shape: Shape, runs: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("first", "then"), [((1, 1), (64, 1)), ((64, 1), (1, 1)), ((8, 8), (8, 512)), ((8, 512), (8, 8))]
 )
-def test_a_second_shape_does_not_spoil_the_first(first: Shape, then: Shape, seed: int) -> None:
+def test_a_second_shape_does_not_spoil_the_first(core: Core, first: Shape, then: Shape, seed: int) -> None:
     """It looks like a change of the model, and is none."""
-    source, model = seeded(seed), CostModel()
+    source, model = seeded(seed), core.cost.CostModel()
     cost = sleeping if first[1] == 1 else encoder
     teach(model, cost, always(*first), 300, source)
     teach(model, cost, always(*then), 30, source)
@@ -308,17 +319,17 @@ def test_a_second_shape_does_not_spoil_the_first(first: Shape, then: Shape, seed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_learned_of_other_shapes_outlasts_a_long_time_at_one(seed: int) -> None:
-    source, model = seeded(seed), CostModel()
+def test_what_was_learned_of_other_shapes_outlasts_a_long_time_at_one(core: Core, seed: int) -> None:
+    source, model = seeded(seed), core.cost.CostModel()
     teach(model, encoder, mixed, 300, source)
     teach(model, encoder, always(8, 64), 5000, source)
     for items, width in itertools.product((1, 8, 64), (8, 64, 512)):
         assert model.predict(items, width)[0] == pytest.approx(encoder(items, width), rel=0.25)
 
 
-def test_a_deadline_does_not_hold_the_batches_small_for_ever() -> None:
+def test_a_deadline_does_not_hold_the_batches_small_for_ever(core: Core) -> None:
     """A model of 40 ms whatever the batch, seen one at a time; by scaling, two would miss a deadline of 50 ms."""
-    source, model, sizes, late = seeded(1), CostModel(), [], 0
+    source, model, sizes, late = seeded(1), core.cost.CostModel(), [], 0
     for run in range(1000):
         items = max(1, model.largest(1, 50 * MS, 64)) if run > 4 else 1
         ns = round(40 * MS * source.lognormvariate(0, 0.03))
@@ -328,8 +339,8 @@ def test_a_deadline_does_not_hold_the_batches_small_for_ever() -> None:
     assert sizes[5] == 1 and sizes[-1] == 64 and late == 0
 
 
-def test_a_model_that_is_too_slow_for_two_is_tried_rarely() -> None:
-    source, model, late = seeded(1), CostModel(), 0
+def test_a_model_that_is_too_slow_for_two_is_tried_rarely(core: Core) -> None:
+    source, model, late = seeded(1), core.cost.CostModel(), 0
     for run in range(3000):
         items = max(1, model.largest(1, 50 * MS, 64)) if run > 4 else 1
         ns = round(40 * MS * items * source.lognormvariate(0, 0.03))
@@ -338,15 +349,15 @@ def test_a_model_that_is_too_slow_for_two_is_tried_rarely() -> None:
     assert late <= 3
 
 
-def test_the_same_runs_teach_the_same() -> None:
-    one, other = CostModel(), CostModel()
+def test_the_same_runs_teach_the_same(core: Core) -> None:
+    one, other = core.cost.CostModel(), core.cost.CostModel()
     teach(one, encoder, mixed, 700, random.Random(5), spread(0.3))
     teach(other, encoder, mixed, 700, random.Random(5), spread(0.3))
     assert one.coefficients == other.coefficients and one.snapshot() == other.snapshot()
 
 
-def test_the_coefficients_are_the_upper_bound() -> None:
-    source, model = seeded(1), CostModel()
+def test_the_coefficients_are_the_upper_bound(core: Core) -> None:
+    source, model = seeded(1), core.cost.CostModel()
     for _ in range(20):
         teach(model, encoder, mixed, 25, source)
         base, per_item, per_unit, per_square = held = model.coefficients
@@ -360,8 +371,8 @@ def test_the_coefficients_are_the_upper_bound() -> None:
         assert held == (base, per_item, per_unit, per_square) and model.coefficients is not held
 
 
-def taught(runs: list[tuple[int, int, int]]) -> Iterator[CostModel]:
-    model = CostModel()
+def taught(core: Core, runs: list[tuple[int, int, int]]) -> Iterator[Any]:
+    model = core.cost.CostModel()
     for items, width, ns in runs:
         model.observe(items, width, ns)
         yield model
@@ -373,12 +384,14 @@ RUNS = st.lists(
 )
 
 
+@SIDES
 @given(RUNS, st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 2**20)), min_size=2, max_size=5))
-def test_whatever_it_is_taught_it_is_sane(runs: list[tuple[int, int, int]], shapes: list[Shape]) -> None:
-    for model in taught(runs):
+def test_whatever_it_is_taught_it_is_sane(side: str, runs: list[tuple[int, int, int]], shapes: list[Shape]) -> None:
+    core = Core(side)
+    for model in taught(core, runs):
         assert all(0 <= value < math.inf for value in model.coefficients)
         assert model.learned == any(model.coefficients)
-    model = model if runs else CostModel()
+    model = model if runs else core.cost.CostModel()
     few, many = min(items for items, _ in shapes), max(items for items, _ in shapes)
     narrow, wide = min(width for _, width in shapes), max(width for _, width in shapes)
     for which in (0, 1):
@@ -390,9 +403,13 @@ def test_whatever_it_is_taught_it_is_sane(runs: list[tuple[int, int, int]], shap
     assert snapshot.error is None or 0 <= snapshot.error < math.inf
 
 
+@SIDES
 @given(RUNS.filter(lambda runs: len(runs) > 3), st.integers(0, 4096), st.integers(-10, 2**62), st.integers(1, 4096))
-def test_the_largest_that_finishes(runs: list[tuple[int, int, int]], width: int, within_ns: int, most: int) -> None:
-    *_, model = taught(runs)
+def test_the_largest_that_finishes(
+    side: str, runs: list[tuple[int, int, int]], width: int, within_ns: int, most: int
+) -> None:
+    core = Core(side)
+    *_, model = taught(core, runs)
     items = model.largest(width, within_ns, most)
     assert 0 <= items <= most
     assert items == 0 or model.finish_ns(items, width) <= within_ns
@@ -401,16 +418,26 @@ def test_the_largest_that_finishes(runs: list[tuple[int, int, int]], width: int,
         assert model.finish_ns(1, width) > within_ns
 
 
+def folded(fit: Any, sums: tuple[float, ...], runs: list[tuple[int, int, float, float]]) -> Any:
+    """The sums with these runs added, the newest first."""
+    ring = fit.Runs()
+    for run in reversed(runs):
+        ring.add(*run)
+    return fit.fold(sums, ring, 0, len(runs))
+
+
+@SIDES
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]))
-def test_the_fit_is_that_of_least_squares(seed: int, sigma: float) -> None:
+def test_the_fit_is_that_of_least_squares(side: str, seed: int, sigma: float) -> None:
     """Beside the exact solution: the best of all 15 sets of coefficients that are not held at 0."""
+    fit = Core(side).fit
     source = random.Random(seed)
     rows = []
     for _ in range(60):
         items, width = mixed(source)
         ns = encoder(items, width) * source.lognormvariate(0, sigma)
         rows.append((items, width, ns, ns))
-    sums = fold(NOTHING, rows)
+    sums = folded(fit, fit.NOTHING, rows)
     products, right = np.zeros((4, 4)), np.array(sums[10:])
     products[np.triu_indices(4)] = sums[:10]
     products = np.maximum(products, products.T)
@@ -429,30 +456,33 @@ def test_the_fit_is_that_of_least_squares(seed: int, sigma: float) -> None:
                 line[list(kept)] = part
                 best = min(best, loss(line * scale))
     rows_weight = sum((1 - 1 / 128) ** k for k in range(60))
-    found = solve(sums, (scale[0], scale[1], scale[2], 0.0), 400)
+    found = fit.solve(sums, (scale[0], scale[1], scale[2], 0.0), 400)
     assert loss(np.array(found)) <= best + 0.002 * rows_weight
 
 
-def test_sums_of_runs_that_took_longer() -> None:
+def test_sums_of_runs_that_took_longer(core: Core) -> None:
     runs = [(items, 7 * items, 1e6 * items, 2e6) for items in range(1, 9)]
     longer = [(items, width, 3 * time, 3 * mean) for items, width, time, mean in runs]
-    assert scaled(fold(NOTHING, runs), 3, 1) == pytest.approx(fold(NOTHING, longer))
-    assert scaled(fold(NOTHING, runs), 1, 0.5) == pytest.approx([value / 2 for value in fold(NOTHING, runs)])
+    fit = core.fit
+    sums = folded(fit, fit.NOTHING, runs)
+    assert fit.scaled(sums, 3, 1) == pytest.approx(folded(fit, fit.NOTHING, longer))
+    assert fit.scaled(sums, 1, 0.5) == pytest.approx([value / 2 for value in sums])
 
 
-def test_runs_fade() -> None:
+def test_runs_fade(core: Core) -> None:
     """The same whether they are added together or one by one; the newest counts whole."""
     runs = [(items, 5, 1e6 * items, 1e6 * items) for items in range(1, 9)]
-    sums = NOTHING
+    fit = core.fit
+    sums = fit.NOTHING
     for run in runs:
-        sums = fold(sums, [run])
-    assert sums == pytest.approx(fold(NOTHING, runs[::-1]))
+        sums = folded(fit, sums, [run])
+    assert sums == pytest.approx(folded(fit, fit.NOTHING, runs[::-1]))
     assert sums[0] == pytest.approx(sum((1 / run[3]) ** 2 * (127 / 128) ** age for age, run in enumerate(runs[::-1])))
 
 
-def test_lanes_may_share_one() -> None:
+def test_lanes_may_share_one(core: Core) -> None:
     """Calls that interleave lose nothing but counts."""
-    model, failed = CostModel(), []
+    model, failed = core.cost.CostModel(), []
 
     def lane(seed: int) -> None:
         try:
@@ -467,3 +497,79 @@ def test_lanes_may_share_one() -> None:
         thread.join()
     assert failed == []
     assert model.predict(32, 128)[0] == pytest.approx(encoder(32, 128), rel=0.15)
+
+
+class Twins:
+    """A model of each side, taught the same."""
+
+    def __init__(self) -> None:
+        self.pure, self.native = (Core(side).cost.CostModel() for side in ("pure", "native"))
+        assert type(self.native).__module__ == "relay._core.cost"
+
+    def observe(self, items: int, width: int, ns: int) -> None:
+        self.pure.observe(items, width, ns)
+        self.native.observe(items, width, ns)
+        told = [
+            (
+                type(model.coefficients),
+                model.coefficients,
+                model.learned,
+                model.runs,
+                astuple(model.snapshot()),
+                [
+                    (
+                        model.mean_ns(*shape),
+                        model.predict(*shape),
+                        model.finish_ns(*shape),
+                        model.largest(shape[1], ns, 64),
+                    )
+                    for shape in ((0, 1), (1, 1), (items, width), (64, 512), (2**40, 2**40))
+                ],
+            )
+            for model in (self.pure, self.native)
+        ]
+        assert repr(told[0]) == repr(told[1])
+
+
+def test_twins_agree_to_the_last_bit(rng: random.Random) -> None:
+    """Through noise, sudden changes, new shapes, and runs of no length and of any."""
+    for _ in range(60):
+        twins, cost, shapes, noise = Twins(), encoder, mixed, QUIET
+        for _ in range(400):
+            if rng.random() < 0.02:
+                cost = times(
+                    rng.choice([sleeping, encoder, by_item, by_width, constant, packed]), rng.uniform(0.05, 20)
+                )
+            if rng.random() < 0.02:
+                shapes = rng.choice([mixed, items_only, always(rng.randint(1, 64), rng.randint(0, 512))])
+            if rng.random() < 0.02:
+                noise = rng.choice([exact, QUIET, spread(0.5), spikes(0.03), woken_late])
+            items, width = shapes(rng)
+            ns = round(cost(items, width) * noise(rng))
+            twins.observe(items, width, rng.choice([0, -5, 2**61]) if rng.random() < 0.001 else ns)
+
+
+@given(RUNS)
+def test_twins_agree_on_any_runs(runs: list[tuple[int, int, int]]) -> None:
+    twins = Twins()
+    for items, width, ns in runs:
+        twins.observe(items, width, ns)
+
+
+def test_a_bound_has_64_bits(core: Core) -> None:
+    model = core.cost.CostModel()
+    for _ in range(4):
+        model.observe(1, 1, 2**61)
+    assert model.finish_ns(2**40, 1) == 2**63 - 1 and model.predict(2**40, 1)[1] > 2.0**90
+    assert model.largest(1, 2**62, 64) < 64
+
+
+def test_one_run_at_a_time_is_learned_from() -> None:
+    """A run that ends while another is being learned from teaches nothing, and nobody waits."""
+    model = Core("pure").cost.CostModel()
+    model._turn.pop()
+    model.observe(1, 1, MS)
+    assert model.runs == 0
+    model._turn.append(True)
+    model.observe(1, 1, MS)
+    assert model.runs == 1

@@ -7,7 +7,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -225,25 +225,22 @@ def test_a_batch_may_be_abandoned_by_any_thread_at_any_time(lab: Lab) -> None:
     assert r.snapshot().failed == 3
 
 
-def test_an_interrupt_in_the_middle_of_the_answers(lab: Lab, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_in_the_middle_of_the_answers(lab: Lab, kind: str) -> None:
     """As Ctrl-C may come at any step of a lane on the main thread's loop: the others end too, and no slot is lost."""
+
+    class Interrupt:
+        def count_down(self, replies: Any) -> None:
+            raise KeyboardInterrupt
+
     model = lab.model()
     r = lab.start(made(kind, model))
-    running = lab.package.running
-    answer_all = running.tickets.answer_all
-
-    def interrupted(owners: Any, rows: Any, *rest: Any) -> Any:
-        if len(owners) == 3:
-            answer_all(owners[:1], rows[:1], *rest)
-            raise KeyboardInterrupt
-        return answer_all(owners, rows, *rest)
-
-    monkeypatch.setattr(running, "tickets", SimpleNamespace(answer_all=interrupted))
     with lab.testing.paused(r, model, PLUG):
         tickets = [r.submit(item) for item in ("a", "b", "c")]
+        tickets[0]._waiters.append(lab.package.ticket.Member(Interrupt()))
     for ticket in tickets[1:]:
         error = ticket.exception(30)
         assert type(error) is relay.ModelError and type(error.__cause__) is KeyboardInterrupt
+    assert tickets[0].done() and tickets[0].result() == "a"
     assert r("d") == "d" and r.healthy
     lab.idle(r)
 

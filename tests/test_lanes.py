@@ -105,7 +105,7 @@ def test_a_slower_lane_leaves_work_to_a_busy_faster_one(lab: Lab) -> None:
     tickets = [r.submit("a")]
     fast.wait_until_running()
     tickets.append(r.submit("b"))  # in 10 ms the fast one is free, and done 10 ms later
-    clock.wait_for_sleepers(1)
+    lab.wait_until(lambda: any(until < 1 << 61 for until, _, _ in clock._sleepers))  # the slow one has looked
     assert not slow.batches
     fast.free()
     assert [ticket.result(30)[0] for ticket in tickets] == ["fast", "fast"]

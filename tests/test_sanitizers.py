@@ -35,6 +35,8 @@ REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error
 PARTS = {
     "queue": ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "batch", "histogram", "queue", "tickets"),
     "permits": ("permits", *(f"permits_{what}" for what in ("async", "leases", "lines", "lost", "machine", "turns"))),
+    "habits": ("costmodel", "linger"),
+    "lanes": ("lanes", "gates", "asking", "relay", "engine_running"),
     "threads": ("core_threads",),
     "pool": ("pool", *(f"pool_{what}" for what in ("counts", "fairness", "faults", "late_holders", "limits", "loops",
                                                    "numbers", "policies", "races", "rows", "times", "work"))),

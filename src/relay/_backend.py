@@ -21,9 +21,27 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     # Type checkers read the pure side: it carries the types of both.
-    from relay._pure import arena, batch, dedup, heap, histogram, permits, queue, state, tickets, timers
+    from relay._pure import (
+        arena,
+        batch,
+        cost,
+        dedup,
+        fit,
+        heap,
+        histogram,
+        lanes,
+        linger,
+        permits,
+        queue,
+        state,
+        tickets,
+        timers,
+    )
 
-PARTS = ("state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets", "histogram")
+PARTS = (
+    "state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets", "lanes", "histogram", "fit",
+    "cost", "linger",
+)  # fmt: skip
 
 __all__ = [
     "PARTS",
@@ -31,9 +49,13 @@ __all__ = [
     "arena",
     "backend",
     "batch",
+    "cost",
     "dedup",
+    "fit",
     "heap",
     "histogram",
+    "lanes",
+    "linger",
     "permits",
     "queue",
     "state",

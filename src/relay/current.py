@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextvars import Context, ContextVar
 from typing import Any
 
+from relay._backend import lanes
 from relay.runs import followers, wanted
 from relay.ticket import Ticket
 
 
-class CurrentBatch:
+class CurrentBatch(lanes.BatchView):
     """The batch that is being run; see `current_batch`.
 
     Attributes:
@@ -22,13 +23,12 @@ class CurrentBatch:
         version: The version of the model that runs it.
     """
 
-    __slots__ = ("_items", "_owners", "params", "version")
+    __slots__ = ()
 
-    def __init__(self, owners: Sequence[Ticket[Any]], items: list[Any], params: dict[str, Any], version: int) -> None:
-        self._owners = owners
-        self._items = items
-        self.params = params
-        self.version = version
+    _items: list[Any]
+    _owners: Sequence[Ticket[Any]]
+    params: dict[str, Any]
+    version: int
 
     @property
     def items(self) -> list[Any]:

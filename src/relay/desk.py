@@ -39,7 +39,6 @@ class Desk(Endings):
         predict_ns: When a request would be answered, from how many are ahead of it, its size and the time; None where
             nothing is refused by prediction.
         raised: Called when a request has come that is more urgent than `urgent_below`.
-        urgent: Something more urgent than BATCH has come, ever.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Desk(Endings):
         self.predict_ns: Callable[[int, int, int], int] | None = None
         self.urgent_below = BATCH
         self.raised: Callable[[int], object] = self._first_urgent
-        self.urgent = False
         self._preparing: Preparing | None = None
         if tokenizer is not None or prepare is not None:
             self._preparing = Preparing(

@@ -83,13 +83,12 @@ class Dispatcher:
                 shared[id(model)] = CostModel(), Health(), MemoryLimit(), steering()
             known = shared[id(model)]
             assembler = Assembler(desk.queue, tokenizer) if tokenizer is not None else None
-            linger = Linger(linger_ns)
-            station = Station(desk, limits, ways, assembler, *known, linger)
+            station = Station(desk, limits, ways, assembler, *known, Linger(linger_ns))
             seat = Seat(pool, desk) if pool is not None else None
             if is_coroutine_model(model):
-                self.lanes.append(TaskLane(number, model, station, linger, self.lanes, seat, home))
+                self.lanes.append(TaskLane(number, model, station, self.lanes, seat, home))
             else:
-                self.lanes.append(ThreadLane(number, model, station, linger, self.lanes, seat))
+                self.lanes.append(ThreadLane(number, model, station, self.lanes, seat))
         self._lingers = bool(linger_ns)
         if pool is not None or linger_ns:
             desk.urgent_below = MAX_PRIORITY + 1

@@ -7,6 +7,7 @@ ticket that leads it; followers are tickets that share its run (see `runs`).
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -42,7 +43,6 @@ class Endings(tickets.DeskBase):
         self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
         self.room: Room = Room(requests, clock)
         self.deadlines = Deadlines(requests, self.counts, clock, f"{name}-alarm", self._expire)
-        self._idle_watchers: list[Callable[[], object]] = []
 
     def admit(self, ticket: Ticket[Any], claim: bool = False) -> bool:
         """Give a ticket a place of its own; see `Desk.admit`."""
@@ -126,6 +126,7 @@ class Endings(tickets.DeskBase):
 
     def _expire(self, now_ns: int) -> None:
         """End those whose deadline has come while they were queued. On the alarm's thread."""
+        self.crew.add(threading.get_ident())
         replies = Replies()
         for handle, owner in self.queue.due(now_ns):
             self.deadlines.end_late(owner, now_ns, replies)

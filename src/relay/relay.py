@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast
 
 from relay._backend import tickets
 from relay.admission import answer_ns
@@ -268,13 +268,16 @@ class Relay(Holding, Generic[In, Out]):
             DeadlineExceeded: The deadline came first, while it waited for room or in the queue.
             Exception: As `submit`, and whatever the request ends with.
         """
-        intake, asked = self._intake, {"priority": priority, **request}
-        ticket: Ticket[Out] | None = None
         if priority is None and timeout is None and not request:
-            ticket = self._desk.enter(item)
+            return cast("Out", tickets.ask(self, item))
+        intake, asked = self._intake, {"priority": priority, **request}
+        return wait_for(intake, intake.submit_waiting(item, timeout, **asked), item, timeout, asked)
+
+    def _call(self, item: In, ticket: Ticket[Out] | None = None) -> Out:
+        """What goes on in place of `ask`, once there is a ticket or none was to be had."""
         if ticket is None:
-            ticket = intake.submit_waiting(item, timeout, **asked)
-        return wait_for(intake, ticket, item, timeout, asked)
+            ticket = self._intake.submit_waiting(item, None)
+        return wait_for(self._intake, ticket, item, None, {})
 
     def run_async(
         self,

@@ -9,93 +9,25 @@ behind and gets what was meant for others.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from relay._backend import tickets
-from relay.current import CurrentBatch, mixed_keywords
-from relay.errors import DeadlineExceeded, NonFiniteOutput, RequestCancelled, StaleToken
+from relay._backend import lanes
+from relay.current import mixed_keywords
+from relay.errors import DeadlineExceeded, NonFiniteOutput, RequestCancelled
 from relay.isolation import Splitter
 from relay.outputs import finite_rows, leave_out_grad, member_error, rows_of
 from relay.overtime import Call
 from relay.runs import all_of, followers, wanted
-from relay.station import Station
 from relay.ticket import Replies, Run, Ticket, let_go, settle
 
 
-class Running:
-    """A batch that a lane has taken.
+class Running(lanes.RunningBase):
+    """A batch that a lane has taken; what every batch goes through is in `lanes`."""
 
-    Args:
-        station: What the lane works with.
-        now_ns: When its members were committed.
-        taken: What `RequestQueue.take` gave.
-
-    Attributes:
-        argument, keywords: What to call the model with, after `open` has said yes.
-        current: What the model may ask about the batch.
-        run: The times of the present call; those of the last one once all has ended.
-        failures: Members whose work has failed or has run out of its time.
-        run_ns: How long the longest call took that has answered anybody; 0 if none has.
-    """
-
-    __slots__ = (
-        "_call", "_handles", "_open", "_owners", "_part", "_replies", "_splitter", "_station", "argument", "current",
-        "failures", "keywords", "run", "run_ns",
-    )  # fmt: skip
-
-    def __init__(self, station: Station, now_ns: int, taken: tuple[list[int], list[Any], list[Any], int, int, int]):
-        self._station = station
-        self._handles: list[int] = taken[0]
-        self._owners: list[Ticket[Any]] = taken[1]
-        self.run = Run(now_ns, len(taken[0]), taken[3], taken[4], taken[5])
-        self._splitter: Splitter | None = None
-        self._part: Sequence[int] | None = None  # of the members; None for all of them
-        self._call: Call | None = None  # under way, where its time is limited
-        self._open = True
-        self._replies: Replies | None = None  # to be sent last
-        self.argument: Any = None
-        self.failures = 0
-        self.run_ns = 0
+    __slots__ = ()
 
     # The lane's side.
-
-    def open(self) -> bool:
-        """Make the next call ready. False once every member has been answered."""
-        while self._open:
-            try:
-                self._assemble()
-                return True
-            except BaseException as error:
-                self.failed(error)
-        return False
-
-    def returned(self, output: Any) -> None:
-        """The model has returned."""
-        station, run = self._station, self.run
-        if not self._open:
-            return  # it has been abandoned
-        try:
-            rows = rows_of(output, run.size)
-            if station.ways.check_finite:
-                rows = finite_rows(output, rows)
-        except BaseException as error:
-            self.failed(error)
-            return
-        self._call_is_over()
-        run_ns = run.ended_ns - run.started_ns
-        self.run_ns = max(self.run_ns, run_ns)
-        if self._splitter is None:
-            station.health.suspect = False
-            if station.memory.limit:
-                station.memory.succeeded(run.size, run.width)
-            self._open = False
-            self._replies = self._answer(self._handles, self._owners, rows, run, ())
-        else:
-            self._splitter.succeeded(rows)
-            self._go_on()
-        station.ran(run.size, run.width, run.real, run_ns)
 
     def failed(self, error: BaseException) -> None:
         """The model, or what came before it, has raised."""
@@ -120,20 +52,7 @@ class Running:
             self._splitter.failed(error)
         self._go_on()
 
-    def send(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Wake whom the last call has answered; on a loop's callback, or on a thread of its own."""
-        replies, self._replies = self._replies, None
-        if replies is not None:
-            desk = self._station.desk
-            desk.flush(replies, loop)
-            desk.made_room()
-
     # Any thread's.
-
-    @property
-    def size(self) -> int:
-        """Members of the whole batch."""
-        return len(self._owners)
 
     def due_ns(self) -> int:
         """When the present call will have taken too long; 0 for never, and once that has been seen to."""
@@ -169,34 +88,21 @@ class Running:
 
     # Inside.
 
-    def _assemble(self) -> None:
-        station, owners, handles = self._station, self._owners, self._handles
-        if self._part is not None:
-            owners, handles = [owners[index] for index in self._part], [handles[index] for index in self._part]
-        items = [owner._item for owner in owners]
-        given = [owner._prepared for owner in owners] if station.ways.prepared else items
-        shared = owners[0]._params
-        keywords: dict[str, Any] = dict(shared.keywords) if shared is not None else {}  # which a model may change
-        if station.ways.mixed:
-            keywords = mixed_keywords(owners, keywords, station.ways.mixed)
-        self.keywords = keywords
-        self.current = CurrentBatch(owners, items, keywords, station.version)
-        assembler = station.assembler
-        self.argument = given if assembler is None else assembler.batch(handles, given, keywords)
-        leave_out_grad()
-        run = self.run
-        run.started_ns = station.clock.now_ns()
-        if limit_ns := station.ways.run_limit_ns:
-            self._call = call = Call(station.desk, run, handles, owners, limit_ns)
-            station.watch(call.due_ns)
+    def _keywords_of(self, owners: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+        return mixed_keywords(owners, keywords, self._station.ways.mixed)
 
-    def _call_is_over(self) -> None:
-        """Whatever became of it."""
-        call, self._call = self._call, None
-        if call is not None:
-            self.failures += call.timed_out
-        self.argument = None
-        self.run.ended_ns = self._station.clock.now_ns()
+    def _about_to_call(self) -> None:
+        leave_out_grad()
+
+    def _watch(self, handles: list[int], owners: list[Any], limit_ns: int) -> None:
+        self._call = call = Call(self._station.desk, self.run, handles, owners, limit_ns)
+        self._station.watch(call.due_ns)
+
+    def _rows_of(self, output: Any) -> Sequence[Any]:
+        return rows_of(output, self.run.size)
+
+    def _finite(self, output: Any, rows: Sequence[Any]) -> Sequence[Any]:
+        return finite_rows(output, rows)
 
     def _deadline_ns(self, index: int) -> int:
         """The last deadline of those who wait for a member; -1 if one of them has none. Once it has come, the run is
@@ -226,7 +132,7 @@ class Running:
         assert splitter is not None
         part = splitter.next(self._station.clock.now_ns())
         ended = splitter.take_ended()
-        self._replies = self._answer(
+        self._answer(
             [self._handles[index] for index in ended],
             [self._owners[index] for index in ended],
             [splitter.outcomes[index] for index in ended],
@@ -244,29 +150,6 @@ class Running:
         after.first_ns = run.first_ns or run.started_ns
         after.started_ns = after.ended_ns = run.ended_ns
         self.run = after
-
-    def _answer(
-        self, handles: list[int], owners: list[Ticket[Any]], rows: Sequence[Any], run: Run, sizes: Sequence[int]
-    ) -> Replies | None:
-        """Answer members of the batch, and count the call that has just ended.
-
-        Args:
-            handles, owners: The members; there may be none.
-            rows: Their rows, or the errors they end in.
-            run: The call.
-            sizes: How many members the call had that ended each of them, 0 for one that was not run again; empty if all
-                were ended by this call.
-        """
-        desk = self._station.desk
-        if desk.forked:
-            return None
-        self._close(handles)  # nobody enters a list of followers behind the loop below
-        replies = Replies()
-        failed = 0
-        for index in tickets.answer_all(owners, rows, run, replies, desk.counts.waits):
-            failed += self._answer_one(owners[index], rows[index], sizes[index] if sizes else run.size, run, replies)
-        desk.counts.batch(run, len(owners), failed, self._part is not None)
-        return replies
 
     def _answer_one(self, owner: Ticket[Any], row: Any, size: int, run: Run, replies: Replies) -> int:
         """Answer one member and those who share its run, each with an error of its own. How many failed."""
@@ -289,12 +172,3 @@ class Running:
             return settled
         counts.add("expired" if kind is DeadlineExceeded else "cancelled", settled)
         return 0
-
-    def _close(self, handles: Sequence[int]) -> int:
-        """End the leases of members, whoever else may be about to. How many there were."""
-        queue = self._station.desk.queue
-        try:
-            queue.finish(handles)
-            return len(handles)
-        except StaleToken:  # somebody has abandoned the batch
-            return sum(self._close((handle,)) for handle in handles) if len(handles) > 1 else 0

@@ -5,30 +5,21 @@ One for each lane; only `run_due` and the numbers of a snapshot are read by othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from relay._backend import queue
+from relay._backend import lanes
 from relay.assemble import Assembler
 from relay.clock import Clock
 from relay.costmodel import CostModel
+from relay.current import CurrentBatch, batch_variable
 from relay.desk import Desk
 from relay.isolation import Health, MemoryLimit
 from relay.limits import Limits
 from relay.linger import Linger
+from relay.running import Running
 from relay.steering import Steering
-from relay.ticket import CLOSED_GROUP
 
-if TYPE_CHECKING:
-    from relay.running import Running
-
-
-OVERHEAD_NS = 100_000
-"""What a batch costs besides its run: choosing, waking, answering. Without it, a model that takes next to no time would
-seem to gain from smaller batches of less padding."""
-
-_WEIGHT = 0.125
+OVERHEAD_NS = lanes.OVERHEAD_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,8 @@ class Ways:
     grouped: bool = False
 
 
-class Station:
-    """One lane's.
+class Station(lanes.StationBase):
+    """One lane's; see `StationBase`.
 
     Args:
         desk: Where the requests come from.
@@ -71,11 +62,13 @@ class Station:
         memory: What size ran out of memory; shared likewise.
         steering: Sets the size of batches.
         linger: When to wait for more.
-
-    Attributes:
-        most: Members of a batch at most, now.
-        mean_width: The mean size of requests, recent ones counting more.
     """
+
+    desk: Desk
+    clock: Clock
+    ways: Ways
+    cost: CostModel
+    steering: Steering
 
     def __init__(
         self,
@@ -89,80 +82,24 @@ class Station:
         steering: Steering,
         linger: Linger,
     ) -> None:
-        self.desk = desk
-        self.name = desk.name
-        self.clock: Clock = desk.clock
-        self.ways = ways
-        self.assembler = assembler
-        self.cost = cost
-        self.health = health
-        self.memory = memory
-        self.steering = steering
-        self.version = 0
-        self.mean_width = 1
-        self._mean = 0.0
-        self.watch: Callable[[int], object] = desk.deadlines.arm
-        self._linger = linger
-        self._take = desk.queue.take
-        self._most_cost = limits.max_batch_tokens or 0
-        self._step_ns = int(limits.bulk_step_s * 1e9)
-        self._look = limits.look_past
-        self._line: tuple[float, ...] = ()
-        self._costs: tuple[float, ...] | None = None
+        super().__init__(
+            desk,
+            ways,
+            limits.max_batch_tokens or 0,
+            int(limits.bulk_step_s * 1e9),
+            limits.look_past,
+            assembler,
+            cost,
+            health,
+            memory,
+            steering,
+            linger,
+            Running,
+            CurrentBatch,
+            batch_variable,
+        )
 
     @property
     def most(self) -> int:
         """Members of a batch at most, now."""
         return self.steering.limit
-
-    def take(self, now_ns: int) -> tuple[list[int], list[Any], list[Any], int, int, int]:
-        """Choose and commit the members of a batch; see `RequestQueue.take`."""
-        if (line := self.cost.coefficients) is not self._line:
-            self._line = line
-            self._costs = (line[0] + OVERHEAD_NS, *line[1:]) if self.cost.learned else None
-        most_cost = self._most_cost
-        memory = self.memory.limit
-        if memory and (not most_cost or memory < most_cost):
-            most_cost = memory
-        taken = self._take(
-            self.steering.limit,
-            most_cost,
-            now_ns,
-            self._costs,
-            self._step_ns if self.desk.urgent else 0,
-            self._look,
-            self.ways.places,
-            self.ways.finish,
-        )
-        if taken[0]:
-            self._linger.taken(now_ns, taken[1])
-            if self.ways.grouped and taken[3] == queue.CLOSED_PARAMS:
-                return *taken[:3], CLOSED_GROUP, *taken[4:]
-        return taken
-
-    def plan(self, now_ns: int, ready: int) -> tuple[int, int] | None:
-        """Whether to wait for more than is ready; see `Linger.plan`."""
-        linger = self._linger
-        if not linger.user_ns and not linger.learned_ns:
-            return None
-        oldest_ns = self.desk.queue.oldest_ready_ns() if linger.user_ns and ready else 0
-        return linger.plan(now_ns, ready, self.steering.limit, oldest_ns)
-
-    def ran(self, items: int, width: int, real: int, run_ns: int) -> None:
-        """A model call has succeeded."""
-        self.cost.observe(items, width, run_ns, real)
-        mean = real / items
-        self._mean += (mean - self._mean) * _WEIGHT if self._mean else mean
-        self.mean_width = round(self._mean) or 1
-
-    def ended(self, work: Running) -> None:
-        """A batch has been answered: learn from it."""
-        run = work.run
-        if self.desk.closed:
-            self.desk.deadlines.close()
-        requests = self.desk.queue
-        ready = requests.queued
-        self._linger.answered(run.ended_ns, work.size, ready, self.cost.predict(0, 1)[0])
-        steering = self.steering
-        if not steering.steady:
-            steering.after_batch(run.ended_ns, work.size, work.run_ns, work.failures, ready, self.desk.counts.busy_ns)

@@ -153,7 +153,8 @@ class Counts:
 
     Attributes:
         waits: Where the time of answered requests went; whoever answers them records it there.
-        batch: Counts a model call that has ended; see `Batches.record`.
+        batches: Counts model calls.
+        batch: Counts one that has ended; see `Batches.record`.
     """
 
     def __init__(self) -> None:
@@ -173,8 +174,8 @@ class Counts:
             0,
         )
         self.waits = tickets.Waits()
-        self._batches = tickets.Batches()
-        self.batch = self._batches.record
+        self.batches = tickets.Batches()
+        self.batch = self.batches.record
         self._pace: Pace | None = None
 
     def add(self, name: str, by: int = 1) -> None:
@@ -185,12 +186,12 @@ class Counts:
     @property
     def busy_ns(self) -> int:
         """Time spent in model calls so far."""
-        return self._batches.busy_ns
+        return self.batches.busy_ns
 
     @property
     def mean_run_s(self) -> float:
         """Seconds a model call, recent ones counting more."""
-        return self._batches.mean_run_ns / NS
+        return self.batches.mean_run_ns / NS
 
     def told(self, now_ns: int, lanes: int = 1, running_ns: int = 0) -> dict[str, Any]:
         """Everything that is counted here, by its name in a `RelaySnapshot`.
@@ -200,7 +201,7 @@ class Counts:
             lanes: How many there are.
             running_ns: For how long those have been running that run now, all together.
         """
-        counted = self._batches
+        counted = self.batches
         with self._lock:
             told: dict[str, Any] = dict(self._values)
             pace = self._pace

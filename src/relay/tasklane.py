@@ -19,7 +19,6 @@ from relay.clock import NS
 from relay.current import batch_variable
 from relay.home import Home, is_running, loop_closed_error
 from relay.lane import Lane
-from relay.linger import Linger
 from relay.outputs import without_grad
 from relay.running import Running
 from relay.seat import Seat
@@ -32,7 +31,7 @@ class TaskLane(Lane):
     """Runs a coroutine model.
 
     Args:
-        number, model, station, linger, lanes, seat: As for a `Lane`.
+        number, model, station, lanes, seat: As for a `Lane`.
         home: Where it runs.
 
     Attributes:
@@ -45,12 +44,11 @@ class TaskLane(Lane):
         number: int,
         model: Callable[..., Any],
         station: Station,
-        linger: Linger,
         lanes: Sequence[Lane],
         seat: Seat | None,
         home: Home,
     ) -> None:
-        super().__init__(number, model, station, linger, lanes, seat)
+        super().__init__(number, model, station, lanes, seat)
         self._home = home
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None

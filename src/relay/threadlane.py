@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from typing import Any
 
-from relay.clock import NS, release_once
-from relay.current import batch_variable
+from relay.clock import NS
 from relay.lane import Lane
-from relay.linger import Linger
 from relay.running import Running
 from relay.seat import Seat
 from relay.station import Station
@@ -23,18 +20,9 @@ class ThreadLane(Lane):
     """Runs a plain model on a thread of its own."""
 
     def __init__(
-        self,
-        number: int,
-        model: Callable[..., Any],
-        station: Station,
-        linger: Linger,
-        lanes: Sequence[Lane],
-        seat: Seat | None,
+        self, number: int, model: Callable[..., Any], station: Station, lanes: Sequence[Lane], seat: Seat | None
     ) -> None:
-        super().__init__(number, model, station, linger, lanes, seat)
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._woken = False
+        super().__init__(number, model, station, lanes, seat)
         self._starting = threading.Lock()
         self.thread: threading.Thread | None = None
 
@@ -47,11 +35,6 @@ class ThreadLane(Lane):
                 thread = threading.Thread(target=self._serve, name=f"{self.station.name}-lane{number}", daemon=True)
                 thread.start()
                 self.thread = thread
-
-    def wake(self) -> None:
-        # The gate may be open already, where a clock has opened it in this moment: what counts is what is noted.
-        self._woken = True
-        release_once(self._gate)
 
     def join(self, timeout: float | None) -> bool:
         thread = self.thread
@@ -70,74 +53,28 @@ class ThreadLane(Lane):
     def _serve(self) -> None:
         self.thread = threading.current_thread()
         desk, clock = self.station.desk, self.station.clock
+        desk.crew.add(threading.get_ident())
         while not desk.forked:  # as it is in a child that the model forked
             try:
-                if self._turn():
-                    return
+                self.work()
+                break
             except BaseException as error:
                 if desk.forked:
-                    return
+                    break
                 seconds = self.stumble(error)
                 clock.park(self._gate, clock.now_ns() + int(seconds * NS))
+        desk.crew.discard(threading.get_ident())
 
-    def _turn(self) -> bool:
-        """Run a batch, or sleep. True at the end."""
-        desk, clock = self.station.desk, self.station.clock
-        now_ns = clock.now_ns()
-        self._woken = False
-        parked, until_ns = self.rest(now_ns)
-        if parked:
-            if desk.closed and desk.queue.unpark(self.number) == self.number:
-                return True
-            self._sleep(until_ns)
-            return False
-        if self.seat is not None:
-            try:
-                self._token = self.seat.wait()
-            except Exception as error:
-                self.fail(error)
-                return False
-            now_ns = clock.now_ns()
-        work = self.pick(now_ns) if self.seat is None or self._token is not None else None
-        if work is None:
-            self.give_back()
-            return False
+    def _sit(self) -> bool:
+        """Wait for a token; False if there is none to be had."""
+        assert self.seat is not None
         try:
-            self._run(work)
-        except BaseException as error:
-            log.exception("relay: a lane of %r failed outside the model, which is a bug in relay", desk.name)
-            work.abandon(error)
-        if not desk.forked:
-            try:
-                self.done(work)
-            finally:
-                work.send()  # last of all: who wakes needs the interpreter, and would find it taken
-        return False
+            self._token = self.seat.wait()
+        except Exception as error:
+            self.fail(error)
+        return self._token is not None
 
-    def _sleep(self, until_ns: int | None) -> None:
-        """Until it is woken, or the time has come and nobody has woken it."""
-        clock, gate = self.station.clock, self._gate
-        while not self._woken:
-            if not clock.park(gate, until_ns):
-                if self.station.desk.queue.unpark(self.number) == self.number:
-                    break
-                until_ns = None  # somebody is about to
-        self.rests_until_ns = 0
-
-    def _run(self, work: Running) -> None:
-        model, requests = self.model, self.station.desk.queue
-        while work.open():
-            try:
-                output = Context().run(_call, model, work)
-            except BaseException as error:
-                work.failed(error)
-            else:
-                self.ready = requests.queued
-                work.returned(output)
-                del output
-
-
-def _call(model: Callable[..., Any], work: Running) -> Any:
-    """Call the model with its batch, in a context of its own."""
-    batch_variable.set(work.current)
-    return model(work.argument, **work.keywords)
+    def _broken(self, work: Running, error: BaseException) -> None:
+        """Something has failed while it ran a batch."""
+        log.exception("relay: a lane of %r failed outside the model, which is a bug in relay", self.station.name)
+        work.abandon(error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,8 @@ settle = tickets.settle
 
 
 CLOSED_BY = ("idle lane", "size", "tokens", "deadline", "params", "step", "group")
-"""What closed a batch, by its number: those of the queue's ``CLOSED_`` constants in their order, and `CLOSED_GROUP`."""
-
-CLOSED_GROUP = len(CLOSED_BY) - 1
-"""Takes the place of the queue's ``CLOSED_PARAMS`` where a relay also groups by the items themselves."""
+"""What closed a batch, by its number: those of the queue's ``CLOSED_`` constants in their order, and
+`lanes.CLOSED_GROUP`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +165,8 @@ class Ticket(tickets.TicketBase, Generic[Out]):
             return
         refuse_own_thread(self._desk, "Ticket.result()")
         warn_if_on_loop("Ticket.result()", "await the ticket instead")
-        gate = threading.Lock()
-        gate.acquire()
-        waiter = gate.release
-        self._attach(waiter)
         clock = self._desk.clock
-        try:
-            arrived = clock.park(gate, None if limit is None else clock.now_ns() + limit)
-        except BaseException:
-            self._detach(waiter)
-            raise
-        if not arrived and self._detach(waiter):
+        if not tickets.wait(self, clock, None if limit is None else clock.now_ns() + limit):
             raise TimeoutError(f"no answer within {timeout} s; the request goes on, and result() may be called again")
 
 

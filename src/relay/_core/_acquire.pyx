@@ -21,6 +21,17 @@ cdef bint runs_here(object loop) except -1:
     return thread is not None and <unsigned long>thread == PyThread_get_thread_ident()
 
 
+cdef object plain_loop = None       # the last type of loop whose futures are made as asyncio's own makes them
+
+cdef object new_future(object loop):
+    global plain_loop
+    if type(loop) is not plain_loop:
+        if type(loop).create_future is not BaseEventLoop.create_future:
+            return loop.create_future()
+        plain_loop = type(loop)
+    return Future(loop=loop)
+
+
 # From no free list: an object that comes from one counts as finalised already, and would leave the line with no one told.
 cdef class Acquire:
     """Acquire(permits, priority=1, timeout=None, cost=1, tenant=None, heartbeat=None, arrival_ns=-1)

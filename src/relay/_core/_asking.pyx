@@ -10,106 +10,12 @@ cdef enum:
     ELSEWHERE = 3       # another coroutine goes on in its place
     OVER = 4
 
-cdef class DeskBase:
-    """DeskBase()
---
-
-"""
-    # Every field: written by the desk or those who serve it, read by anyone; each access is one step.
-    cdef public set open
-    cdef public object room
-    cdef public bint refusing
-    cdef public bint closed
-    cdef public bint forked
-    cdef public bint started
-    cdef public int64_t urgent_below
-    # The rest: written once.
-    cdef bint short
-    cdef bint limited
-    cdef object kind
-    cdef Door door
-    cdef object now_ns
-    cdef object size_of
-    cdef int64_t most_size
-    cdef int64_t level
-    cdef int64_t key_base
-    cdef int64_t key_shift
-    cdef int64_t allowance_ns
-
-    def __init__(self):
-        self.open = set()
-
-    def open_short_way(
-        self, ticket, Door queue not None, now_ns, size, most_size, level, key_base, key_shift, allowance_ns
-    ):
-        """Has `enter` admit requests."""
-        self.kind = ticket
-        self.door = queue
-        self.now_ns = now_ns
-        self.size_of = size
-        self.limited = most_size is not None
-        self.most_size = to_int64("most_size", most_size) if self.limited else 0
-        self.level = to_int64("level", level)
-        self.key_base = to_int64("key_base", key_base)
-        self.key_shift = to_int64("key_shift", key_shift)
-        self.allowance_ns = to_int64("allowance_ns", allowance_ns)
-        self.short = True
-
-    def enter(self, item):
-        """A ticket with a place for an item without keywords, or None."""
-        return self.admitted(item)
-
-    def _send_away(self, owner):
-        raise NotImplementedError
-
-    @final
-    cdef object admitted(self, object item):
-        cdef TicketBase ticket
-        cdef int64_t size = 1, arrival_ns, due_ns, handle
-        if not self.short or self.refusing or not self.started or self.level < self.urgent_below or self.room.waiting:
-            return None
-        if self.size_of is not None:
-            size = to_int64("size", self.size_of(item))
-            if self.limited and size > self.most_size:
-                return None
-        arrival_ns = relay_monotonic_ns() if self.now_ns is monotonic_ns else -1
-        if arrival_ns < 0:
-            arrival_ns = to_int64("now_ns", self.now_ns())
-        ticket = <TicketBase>TicketBase.__new__(self.kind)
-        ticket.fill(self, item, self.level, arrival_ns)
-        ticket.size = size
-        due_ns = arrival_ns + self.allowance_ns
-        self.open.add(ticket)
-        try:
-            handle = self.door.admit_one(
-                ticket, self.key_base | due_ns >> self.key_shift, arrival_ns, size, <int32_t>self.level, due_ns
-            )
-        except BaseException:
-            self.open.discard(ticket)
-            raise
-        if handle < 0:
-            self.open.discard(ticket)
-            return None
-        ticket._handle = handle
-        if self.closed:
-            self._send_away(ticket)
-        return ticket
-
 
 cdef class Asking:
     """Asking(relay, item)
 --
 
 A coroutine that ends with the answer."""
-
-    cdef object relay
-    cdef object item
-    cdef object loop
-    cdef object future
-    cdef object inner           # who goes on, ELSEWHERE
-    cdef TicketBase ticket
-    cdef int stage
-    cdef object __weakref__
 
     def __init__(self, relay, item):
         self.relay = relay
@@ -170,35 +76,34 @@ A coroutine that ends with the answer."""
             if not is_finalizing():
                 warn("coroutine 'Relay.run_async' was never awaited", RuntimeWarning, 1)
         elif self.stage == WAITING:
-            self.future = None      # nobody waits for it
+            self.waits = None       # nobody waits for it
             self.end()
 
-    @final
     cdef TicketBase end(self):
         # The ticket it waited for, or None.
         cdef TicketBase ticket = self.ticket if self.stage == WAITING else None
-        cdef object future = self.future
+        cdef Waiting waits = self.waits
         if self.stage == GOING:
             raise ValueError("coroutine already executing")
         self.stage = OVER
         self.let_go()
         if ticket is not None:
             ticket.detach(self)
-            if future is not None and not future.done():
-                future.set_result(None)     # for a task that waits, and was not the one to end this
+            if waits is not None and not waits.over:
+                waits.end_later()   # for a task that waits, and was not the one to end this
         return ticket
 
-    @final
     cdef object step(self, object value):
         # What to wait for; or the answer, and it is over.
         cdef TicketBase ticket
+        cdef Waiting waits
         if self.stage == GOING:
             raise ValueError("coroutine already executing")
         if self.stage == OVER:
             raise RuntimeError("cannot reuse already awaited coroutine")
         if self.stage == FRESH and value is not None:
             raise TypeError("can't send non-None value to a just-started coroutine")
-        if self.stage == WAITING and not self.ticket._done and not self.future.done():
+        if self.stage == WAITING and not self.ticket._done and not self.waits.over:
             raise RuntimeError("coroutine is being awaited already")
         try:
             if self.stage == FRESH:
@@ -208,11 +113,12 @@ A coroutine that ends with the answer."""
                 if found is None:
                     return self.elsewhere(self.relay._answer(self.item))
                 ticket = self.ticket = <TicketBase>found
-                self.future = new_future(self.loop)
+                waits = self.waits = Waiting.__new__(Waiting)
+                waits.loop = self.loop
                 if ticket.attach_only(self):
-                    self.future._asyncio_future_blocking = True
+                    waits._asyncio_future_blocking = True
                     self.stage = WAITING
-                    return self.future
+                    return waits
             elif self.stage == ELSEWHERE:
                 return self.go_on(value)
             else:
@@ -220,8 +126,9 @@ A coroutine that ends with the answer."""
                 ticket = self.ticket
                 if not ticket._done:
                     ticket.detach(self)
+                    waits = self.waits
                     try:
-                        answer = self.future.result()       # somebody else has ended it
+                        answer = waits.result()     # somebody else has ended it
                     except CancelledError:
                         ticket.cancel()
                         raise
@@ -242,16 +149,13 @@ A coroutine that ends with the answer."""
         self.let_go()
         return answer
 
-    @final
-    cdef inline void let_go(self) noexcept:
-        self.relay = self.item = self.future = self.loop = self.ticket = self.inner = None
+    cdef void let_go(self) noexcept:
+        self.relay = self.item = self.waits = self.loop = self.ticket = self.inner = None
 
-    @final
     cdef object elsewhere(self, object coroutine):
         self.inner = coroutine
         return self.go_on(None)
 
-    @final
     cdef object go_on(self, object value):
         cdef PyObject* result = NULL
         cdef object found, inner = self.inner
@@ -266,15 +170,6 @@ A coroutine that ends with the answer."""
         else:
             self.stage = ELSEWHERE
         return found
-
-    @final
-    cdef int wake(self) except -1:
-        if self.future is not None:
-            try:
-                self.future.set_result(None)
-            except InvalidStateError:
-                pass    # cancelled
-        return 0
 
 
 Coroutine.register(Asking)

@@ -1,9 +1,8 @@
-# Event loops, the clock, and what stands for a coroutine without an `async def`: driven through the slots of its type,
+# Event loops, and what stands for a coroutine without an `async def`: driven through the slots of its type,
 # it costs no frame, and no exception for its result. A part of each module that has one.
 
 cdef extern from *:
     """
-    #include <time.h>
     #ifndef _WIN32
     #include <pthread.h>
     #endif
@@ -23,22 +22,12 @@ cdef extern from *:
         return 0;
     }
 
-    /* What time.monotonic_ns() returns, or -1 where only it knows. */
-    static inline int64_t relay_monotonic_ns(void) {
-    #ifdef __linux__
-        struct timespec now;
-        if (clock_gettime(CLOCK_MONOTONIC, &now) == 0) return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    #endif
-        return -1;
-    }
-
     static void relay_set_slots(PyObject* type, void* send, void* next) {
         ((PyTypeObject*)type)->tp_iternext = (iternextfunc)next;
         ((PyTypeObject*)type)->tp_as_async->am_send = (sendfunc)send;
         PyType_Modified((PyTypeObject*)type);
     }
     """
-    int64_t relay_monotonic_ns()
     int relay_has_forked()
     int relay_watch_forks()
     void relay_set_slots(PyObject* type, void* send, void* next)
@@ -73,17 +62,6 @@ cdef object current_loop():
 
 if relay_watch_forks():
     raise MemoryError("no memory to watch for forks")
-
-
-cdef object plain_loop = None       # the last type of loop whose futures are made as asyncio's own makes them
-
-cdef object new_future(object loop):
-    global plain_loop
-    if type(loop) is not plain_loop:
-        if type(loop).create_future is not BaseEventLoop.create_future:
-            return loop.create_future()
-        plain_loop = type(loop)
-    return Future(loop=loop)
 
 
 cdef object thrown(tuple error):

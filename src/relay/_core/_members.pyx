@@ -1,74 +1,53 @@
 # A part of queue.pyx: how the members of a batch are found and committed, as in `relay._pure._members`. Here the line
 # is walked by popping it; whoever has not joined in the end is put back with key and sequence.
 
-cdef int read_line(Filling* b, object costs) except -1:
-    cdef double line[4]
-    cdef int i
-    cdef list numbers
-    if costs is None:
-        return 0
-    if type(costs) is tuple and len(costs) == 4:
-        for i in range(4):
-            cost = (<tuple>costs)[i]
-            if not PyFloat_CheckExact(cost) or not 0.0 <= PyFloat_AS_DOUBLE(cost) < INFINITY:
-                break
-            line[i] = PyFloat_AS_DOUBLE(cost)
-        else:
-            b.base, b.item, b.unit, b.square = line[0], line[1], line[2], line[3]
-            b.known = True
-            b.sized = b.unit > 0.0 or b.square > 0.0
-            return 0
-    numbers = [float(cost) for cost in costs]
-    for cost in numbers:
-        if len(numbers) != 4 or not 0.0 <= <double>cost < INFINITY:
-            break
-    else:
-        if len(numbers) == 4:
-            return read_line(b, tuple(numbers))
-    raise ValueError(f"costs must be 4 finite numbers of 0 or more, or None, got {numbers}")
-
-
-cdef int read_places(Filling* b, object places) except -1:
-    cdef int64_t lowest
-    cdef int32_t most, n = 0
-    for level, count in places:
-        lowest = as_range("level", level, 0, LEVELS - 1)
-        most = to_int32("most", count)
-        if n < MAX_PLACES:
-            b.lowest[n], b.at_most[n] = <int32_t>lowest, most
-        n += 1
-    if n > MAX_PLACES:
-        raise ValueError(f"{n} limits of places are more than {MAX_PLACES}; give fewer")
-    b.places = n
-    return 0
-
-
 cdef class Members(Seen):
     def take(
         self, most, most_cost, now_ns, costs=None, step_ns=0, look=256, places=(), finish=False
     ):
         """Chooses the members of a batch and commits them: handles, owners, owners of the late, why no more have
         joined, the largest cost and the sum of costs."""
-        cdef Filling b
-        cdef int64_t step
-        cdef int32_t farthest
+        cdef Choice c
+        cdef int64_t step = to_int64("step_ns", step_ns)
         cdef list handles = [], owners = [], late = []
+        c.most, c.most_cost = to_int32("most", most), to_int64("most_cost", most_cost)
+        c.now = to_int64("now_ns", now_ns)
+        c.step = step if step > 0 else 0
+        c.look = to_int32("look", look)
+        c.finish = bool(finish)
+        self.choose_members(&c, costs, places, handles, owners, late)
+        return handles, owners, late, c.why, c.width, c.real
+
+    cdef int choose_members(
+        self, Choice* choice, object costs, object places, list handles, list owners, list late
+    ) except -1:
+        cdef Filling b
         memset(&b, 0, sizeof(b))
         b.limit = INFINITY
-        b.most, b.most_cost = to_int32("most", most), to_int64("most_cost", most_cost)
-        b.now = to_int64("now_ns", now_ns)
+        b.most, b.most_cost, b.now = choice.most, choice.most_cost, choice.now
+        b.step, b.finish = <double>choice.step, choice.finish
         read_line(&b, costs)
-        step = to_int64("step_ns", step_ns)
-        b.step = <double>(step if step > 0 else 0)
         if type(places) is not tuple or len(<tuple>places):
             read_places(&b, places)
-        b.finish = bool(finish)
         b.crowd = min(self.heap.s.size, b.most) if b.most > 0 and self.heap.s.size else 1
-        farthest = to_int32("look", look)
-        self.walk(&b, farthest, handles, owners, late)
+        self.walk(&b, choice.look, handles, owners, late)
         if b.n >= b.most:
             b.why = SHUT_SIZE if b.n and self.heap.s.size else SHUT_IDLE
-        return handles, owners, late, b.why, b.width, b.real
+        choice.why, choice.width, choice.real = b.why, b.width, b.real
+        return 0
+
+    cdef int64_t in_line(self) noexcept:
+        return self.heap.s.size
+
+    cdef int64_t first_deadline(self) noexcept:
+        return timers_next(&self.timers.s) if self.timers.s.size else -1
+
+    cdef bint lie_down(self, int64_t lane, int64_t wanted) noexcept:
+        if self.heap.s.size >= wanted:
+            return False
+        self.at_least[lane] = <int32_t>wanted
+        self.parked |= <uint64_t>1 << lane
+        return True
 
     @final
     cdef int walk(self, Filling* b, int32_t look, list handles, list owners, list late) except -1:

@@ -31,12 +31,29 @@ cdef inline int32_t heap_slot(const Heap* h, int32_t i) noexcept nogil:
 
 
 cdef class Door:
-    # Where `tickets` lets requests in.
+    # Where `tickets` lets requests in, and `lanes` takes them out.
 
     cdef int64_t admit_one(
         self, object owner, int64_t key, int64_t now, int64_t size, int32_t level, int64_t due
     ) except? -3:
         raise NotImplementedError
+
+    cdef int choose_members(
+        self, Choice* choice, object costs, object places, list handles, list owners, list late
+    ) except -1:
+        raise NotImplementedError
+
+    cdef int end_leases(self, list handles) except -1:
+        raise NotImplementedError
+
+    cdef int64_t in_line(self) noexcept:
+        return 0
+
+    cdef int64_t first_deadline(self) noexcept:
+        return -1
+
+    cdef bint lie_down(self, int64_t lane, int64_t wanted) noexcept:
+        return False
 
 
 cdef class Queued(Door):

@@ -1,20 +1,11 @@
 # Runs: the calls of a model, their times, and the histograms and counters of them. Part of `tickets`.
 
+@freelist(16)
 cdef class Run:
     """Run(committed_ns, size, why=0, width=1, real=0)
 --
 
 """
-    cdef public int64_t committed_ns
-    cdef public int64_t started_ns
-    cdef public int64_t ended_ns
-    cdef public int64_t first_ns
-    cdef public int64_t size
-    cdef public int64_t why
-    cdef public int64_t width
-    cdef public int64_t real
-    cdef public bint raised
-
     def __init__(self, committed_ns, size, why=0, width=1, real=0):
         self.committed_ns = self.started_ns = self.ended_ns = to_int64("committed_ns", committed_ns)
         self.size = to_int64("size", size)
@@ -28,10 +19,6 @@ cdef class Waits:
 --
 
 """
-    cdef readonly Histogram prepare
-    cdef readonly Histogram queue
-    cdef readonly Histogram total
-
     def __init__(self):
         self.prepare = Histogram()
         self.queue = Histogram()
@@ -53,31 +40,11 @@ cdef class Waits:
         return self.prepare.copy(), self.queue.copy(), self.total.copy()
 
 
-cdef enum:
-    REASONS = 8                     # why a batch was closed is a number below this
-
-
 cdef class Batches:
     """Batches()
 --
 
 """
-    # Every field: guarded by the GIL; `record` calls no Python.
-    cdef readonly int64_t batches
-    cdef readonly int64_t items
-    cdef readonly int64_t failed
-    cdef readonly int64_t failed_batches
-    cdef readonly int64_t splits
-    cdef readonly int64_t busy_ns
-    cdef readonly int64_t real
-    cdef readonly int64_t padded
-    cdef readonly int64_t began_ns
-    cdef readonly double mean_run_ns
-    cdef readonly Histogram run_time
-    cdef readonly Histogram batch_time
-    cdef readonly Histogram batch_size
-    cdef int64_t reasons[REASONS]
-
     def __init__(self):
         self.began_ns = -1
         self.run_time = Histogram()
@@ -85,6 +52,9 @@ cdef class Batches:
         self.batch_size = Histogram()
 
     def record(self, Run run not None, int64_t answered, int64_t failed, bint split=False):
+        self.note(run, answered, failed, split)
+
+    cdef void note(self, Run run, int64_t answered, int64_t failed, bint split) noexcept:
         cdef int64_t took_ns = max(run.ended_ns - run.started_ns, 0)
         if self.batches:
             self.mean_run_ns += (took_ns - self.mean_run_ns) * 0.1

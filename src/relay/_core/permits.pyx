@@ -25,6 +25,7 @@ from libc.string cimport memset
 from relay._core._budget cimport (
     LEVELS, NOBODY, Budget, Tenant, budget_broken, budget_capped, budget_count, budget_most, budget_refill, budget_room,
 )
+from relay._core._clock cimport relay_monotonic_ns
 from relay._core._lines cimport lines_enter, lines_key, lines_leave, lines_recall, lines_retime
 from relay._core._rows cimport ArenaTable
 from relay._core._shares cimport Account, Shares, shares_charge, shares_close, shares_find, shares_open

@@ -1,6 +1,26 @@
 from libc.stdint cimport int32_t, int64_t
 
+
+cdef struct Choice:         # of the members of a batch
+    int64_t most_cost       # what is asked for, as in `RequestQueue.take`
+    int64_t now
+    int64_t step
+    int32_t most
+    int32_t look
+    bint finish
+    int32_t why             # what came of it
+    int32_t width
+    int64_t real
+
+
 cdef class Door:
     cdef int64_t admit_one(
         self, object owner, int64_t key, int64_t now, int64_t size, int32_t level, int64_t due
     ) except? -3
+    cdef int choose_members(
+        self, Choice* choice, object costs, object places, list handles, list owners, list late
+    ) except -1
+    cdef int end_leases(self, list handles) except -1
+    cdef int64_t in_line(self) noexcept
+    cdef int64_t first_deadline(self) noexcept
+    cdef bint lie_down(self, int64_t lane, int64_t wanted) noexcept

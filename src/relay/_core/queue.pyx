@@ -57,6 +57,7 @@ CLOSED_STEP = SHUT_STEP
 
 include "_queued.pyx"
 include "_seen.pyx"
+include "_asked.pyx"
 include "_members.pyx"
 include "_entering.pyx"
 
@@ -98,11 +99,7 @@ The queue of one model."""
         """Says that a lane is about to sleep until so many are ready; False if they are."""
         cdef int64_t number = as_range("lane", lane, 0, LANES - 1)
         cdef int32_t wanted = to_int32("at_least", at_least)
-        if self.heap.s.size >= wanted:
-            return False
-        self.at_least[number] = wanted
-        self.parked |= <uint64_t>1 << number
-        return True
+        return self.lie_down(number, wanted)
 
     def unpark(self, lane=-1):
         """Makes a sleeping lane, -1: the lowest, the caller's to wake: its number, or -1 if it does not sleep."""
@@ -134,12 +131,16 @@ The queue of one model."""
 
     def finish(self, handles):
         """Ends the leases of a batch's members."""
+        self.end_leases(handles if type(handles) is list else list(handles))
+
+    cdef int end_leases(self, list handles) except -1:
         cdef int64_t h
         for handle in handles:
             h = to_int64("handle", handle)
             if not arena_release(&self.arena.s, h):
                 self.arena.release(h)  # says why
             self.forget(state_slot(h), h)
+        return 0
 
     def lift(self, handle, key, level=-1, due_ns=-1):
         """Makes a queued request more urgent, keeping its place among equals."""
@@ -219,7 +220,7 @@ The queue of one model."""
 
     def next_ns(self):
         """When the earliest timer comes, or None."""
-        return timers_next(&self.timers.s) if self.timers.s.size else None
+        return self.first_deadline() if self.timers.s.size else None
 
     def digest(self, content):
         """The keyed hash of a request's content."""

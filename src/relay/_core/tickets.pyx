@@ -6,7 +6,10 @@ Any thread may call anything here. The GIL makes each list, set and dict operati
 """
 
 import logging
-from asyncio import BaseEventLoop, CancelledError, Future, InvalidStateError
+from _thread import allocate_lock
+from asyncio import CancelledError, InvalidStateError
+from asyncio import _get_running_loop as running_loop
+from asyncio import current_task
 from asyncio import get_running_loop as the_running_loop
 from collections.abc import Coroutine
 from sys import is_finalizing
@@ -17,22 +20,29 @@ from cpython.exc cimport PyErr_SetObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.set cimport PySet_Discard
-from cython cimport final
+from cython cimport final, freelist
 from libc.stdint cimport int32_t, int64_t
 
+from relay._core._clock cimport relay_monotonic_ns
 from relay._core.histogram cimport Histogram, hist_record
 from relay._core.queue cimport Door
 from relay._core.state cimport to_int64
 
 from relay.errors import Overloaded
 
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
+    int PyContext_Enter(object context) except -1
+    int PyContext_Exit(object context) except -1
+
 cdef extern from *:
     bint PyExceptionInstance_Check(object o)
     object PyContext_CopyCurrent()
 
 __all__ = [
-    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish",
-    "let_go", "settle",
+    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "ask", "call",
+    "finish", "let_go", "settle", "wait",
 ]
 
 log = logging.getLogger("relay")
@@ -45,37 +55,10 @@ cdef class TicketBase:
 --
 
 """
-    # Every field: written by whoever made or settles the ticket, read by anyone; objects, so each access is one step.
-    cdef public object _desk
-    cdef public object _item
-    cdef public object tenant
-    cdef public object _params
-    cdef public object _content
-    cdef public object _followers
-    cdef public object _times
-    cdef public object _value
-    cdef public object _error
-    cdef public object _run
-    cdef public object _context
-    cdef public object _prepared
-    cdef public object _kept
-    cdef list several               # waiters; made when it is needed
-    cdef Asking only                # one more, which most tickets have alone
-    cdef public int64_t _arrival_ns
-    cdef public int64_t _deadline_ns
-    cdef public int64_t _ready_ns
-    cdef public int64_t _handle
-    cdef public int64_t priority
-    cdef public int64_t size
-    cdef public int64_t _group
-    cdef public bint _done
-    cdef object __weakref__
-
     def __init__(self, desk, item, priority, arrival_ns):
         self.fill(desk, item, to_int64("priority", priority), to_int64("arrival_ns", arrival_ns))
 
-    @final
-    cdef inline int fill(self, object desk, object item, int64_t priority, int64_t arrival_ns) except -1:
+    cdef int fill(self, object desk, object item, int64_t priority, int64_t arrival_ns) except -1:
         self._desk = desk
         self._item = item
         self.priority = priority
@@ -89,7 +72,6 @@ cdef class TicketBase:
     def _waiters(self):
         return self.waiters()
 
-    @final
     cdef list waiters(self):
         cdef list fresh
         if self.several is None:
@@ -110,7 +92,6 @@ cdef class TicketBase:
     def _detach(self, waiter):
         return self.detach(waiter)
 
-    @final
     cdef bint attach_only(self, Asking waiter) except -1:
         # For whoever has made it, and nobody else knows it: False if it has ended.
         if self._done:
@@ -118,7 +99,6 @@ cdef class TicketBase:
         self.only = waiter
         return True
 
-    @final
     cdef int attach(self, object waiter) except -1:
         self.waiters().append(waiter)
         if self._done and self.detach(waiter):
@@ -128,7 +108,6 @@ cdef class TicketBase:
                 call(waiter)
         return 0
 
-    @final
     cdef bint detach(self, object waiter) except -1:
         if waiter is self.only and waiter is not None:
             self.only = None
@@ -141,7 +120,10 @@ cdef class TicketBase:
 
 
 include "_runs.pyx"
+include "_gates.pyx"
+include "_desk.pyx"
 include "_asking.pyx"
+include "_waiting.pyx"
 
 
 cdef class Member:
@@ -160,15 +142,12 @@ cdef class Member:
         replies.flush()
 
 
+@freelist(8)
 cdef class Replies:
     """Replies()
 --
 
 """
-    cdef dict _loops
-    cdef public list calls
-    cdef public int64_t undeliverable
-
     def __init__(self):
         self._loops = {}
         self.calls = []
@@ -186,9 +165,14 @@ cdef class Replies:
         self.of_loop(loop).append((future, ticket))
         return 0
 
-    def flush(self, loop=None):
+    cpdef flush(self, loop=None):
+        self.send(loop, None)
+
+    cdef bint send(self, object loop, Gate last) except -1:
+        # As `flush`; whether so many threads are woken that `last` will be opened after them.
         cdef dict loops = self._loops
         cdef list calls
+        cdef bint follows = False
         self._loops = {}
         for each, pairs in loops.items():
             try:
@@ -198,10 +182,13 @@ cdef class Replies:
                     each.call_soon_threadsafe(finish, pairs)
             except Exception:
                 self.undeliverable += len(pairs)
+        if self.gates is not None:
+            follows = open_gates(self, last)
         calls = self.calls
         self.calls = []
         for waiter in calls:
             call(waiter)
+        return follows
 
 
 cdef bint end(TicketBase ticket, object value, object error, Replies replies, object run) except -1:
@@ -228,6 +215,10 @@ cdef bint end(TicketBase ticket, object value, object error, Replies replies, ob
             break
         if type(waiter) is tuple:
             replies.enter((<tuple>waiter)[0], (<tuple>waiter)[1], ticket)
+        elif type(waiter) is Gate:
+            if replies.gates is None:
+                replies.gates = []
+            replies.gates.append(waiter)
         elif type(waiter) is Member:
             (<Member>waiter).group.count_down(replies)
         else:
@@ -249,6 +240,10 @@ def let_go(TicketBase ticket not None):
 
 
 def answer_all(owners, rows, run, Replies replies not None, Waits waits=None):
+    return answered(list(owners), rows, run, replies, waits)
+
+
+cdef list answered(list owners, object rows, object run, Replies replies, Waits waits):
     cdef list left = []
     cdef TicketBase owner
     cdef Py_ssize_t index = 0
@@ -263,20 +258,6 @@ def answer_all(owners, rows, run, Replies replies not None, Waits waits=None):
                 waits.note(owner, times)
         index += 1
     return left
-
-
-def finish(pairs):
-    cdef TicketBase ticket
-    for waiter in pairs:
-        if type(waiter) is Asking:
-            (<Asking>waiter).wake()
-            continue
-        future, ticket = waiter
-        if not future.done():
-            if ticket._error is None:
-                future.set_result(ticket._value)
-            else:
-                future.set_exception(ticket._error)
 
 
 def call(waiter):

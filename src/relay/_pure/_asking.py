@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-__all__ = ["Asking", "DeskBase"]
+__all__ = ["Asking", "DeskBase", "ask"]
 
 
 class DeskBase:
@@ -14,19 +14,26 @@ class DeskBase:
 
     Attributes:
         open: The tickets that have not ended.
+        crew: Numbers of the threads that answers come from: to wait there is to wait for oneself.
         refusing: It takes no more.
         closed: It has sent away who was queued.
         forked: It is the parent's, and this is a child.
         started: The lanes have been started.
+        urgent: Something more urgent than BATCH has come, ever.
         urgent_below: A request of a priority below this is told of.
         room: Its ``waiting`` callers stand in line for a place.
     """
 
-    __slots__ = ("_short", "closed", "forked", "open", "refusing", "room", "started", "urgent_below")
+    __slots__ = (
+        "_idle_watchers", "_short", "closed", "crew", "forked", "open", "refusing", "room", "started", "urgent",
+        "urgent_below",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.open: set[Any] = set()
-        self.refusing = self.closed = self.forked = self.started = False
+        self.crew: set[int] = set()
+        self.refusing = self.closed = self.forked = self.started = self.urgent = False
+        self._idle_watchers: list[Callable[[], object]] = []
         self.urgent_below = 0
         self.room: Any = None
         self._short: tuple[Any, ...] | None = None
@@ -94,6 +101,21 @@ class DeskBase:
 
     def _send_away(self, owner: Any) -> None:
         raise NotImplementedError
+
+
+def ask(relay: Any, item: Any) -> Any:
+    """Block for the answer of an item without keywords.
+
+    Args:
+        relay: Whose. ``_desk`` is a `DeskBase`; ``_call(item)`` blocks for the answer of any request,
+            ``_call(item, ticket)`` for that of one with a ticket.
+        item: The item.
+
+    Raises:
+        Exception: As ``_call``.
+    """
+    ticket = relay._desk.enter(item)
+    return relay._call(item) if ticket is None else relay._call(item, ticket)
 
 
 class Asking(Coroutine[Any, Any, Any]):

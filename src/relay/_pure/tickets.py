@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Protocol, TypeVar, cast
 
-from relay._pure._asking import Asking, DeskBase
+from relay._pure._asking import Asking, DeskBase, ask
 from relay._pure._runs import Batches, Run, Waits
 from relay._pure.state import as_int64
 
 __all__ = [
-    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "call", "finish",
-    "let_go", "settle",
+    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "ask", "call",
+    "finish", "let_go", "settle", "wait",
 ]  # fmt: skip
 
 log = logging.getLogger("relay")
@@ -234,6 +235,29 @@ def answer_all(
         if settle(owner, row, None, replies, run) and waits is not None:
             waits.record(owner, run)
     return left
+
+
+def wait(ticket: TicketBase, clock: Any, until_ns: int | None) -> bool:
+    """Blocks until a ticket has ended.
+
+    Args:
+        ticket: The ticket.
+        clock: What is waited on.
+        until_ns: When the wait is over; None for never.
+
+    Returns:
+        False if the time came first.
+    """
+    gate = threading.Lock()
+    gate.acquire()
+    waiter = gate.release
+    ticket._attach(waiter)
+    try:
+        arrived = clock.park(gate, until_ns)
+    except BaseException:
+        ticket._detach(waiter)
+        raise
+    return arrived or not ticket._detach(waiter)
 
 
 def finish(pairs: Sequence[tuple[asyncio.Future[Any], TicketBase]]) -> None:
