@@ -16,7 +16,7 @@ cdef class Linger:
     cdef public bint steady
     cdef readonly bint watching
     cdef int64_t _answered, _answered_ns, _left, _runs, _seen, _taken_ns, _window_ns
-    cdef double _fixed_ns, _items, _mean, _members, _span_ns, _variance
+    cdef double _back, _back_ns, _fixed_ns, _items, _mean, _members, _span_ns, _variance
     cdef int _open
     cdef int64_t[2] _since_ns, _of
     cdef int64_t[32] _counts
@@ -32,8 +32,9 @@ cdef class Linger:
     cpdef taken(self, int64_t now_ns, list arrivals)
     @cython.locals(total=int64_t, part=int)
     cdef _close(self)
+    @cython.locals(total=int64_t, came=int64_t, last=int)
+    cdef _note_pace(self)
     @cython.locals(weight=double, off=double)
     cdef _count_callers(self, int64_t callers)
-    @cython.locals(first=int, last=int, all_came=double, came=double, last_ns=double, first_ns=double, usual=double,
-                   before=double)
+    @cython.locals(last=int, all_came=double, came=double, last_ns=double, usual=double)
     cdef bint _pays(self) except -1

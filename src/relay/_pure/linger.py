@@ -67,9 +67,9 @@ class Linger:
     """
 
     __slots__ = (
-        "_answered", "_answered_ns", "_came", "_counts", "_fixed_ns", "_items", "_left", "_mean", "_members", "_of",
-        "_open", "_runs", "_seen", "_since_ns", "_span_ns", "_taken_ns", "_variance", "_window_ns", "before",
-        "learned_ns", "steady", "user_ns", "watching",
+        "_answered", "_answered_ns", "_back", "_back_ns", "_came", "_counts", "_fixed_ns", "_items", "_left", "_mean",
+        "_members", "_of", "_open", "_runs", "_seen", "_since_ns", "_span_ns", "_taken_ns", "_variance",
+        "_window_ns", "before", "learned_ns", "steady", "user_ns", "watching",
     )  # fmt: skip
 
     def __init__(self, user_ns: int = 0) -> None:
@@ -88,6 +88,7 @@ class Linger:
         self._counts = [0] * 32  # and who came in each part of each
         self._members = 0.0  # means of windows that have closed: those answered, and who had come by each part of it
         self._came = [0.0] * 16
+        self._back = self._back_ns = 0.0  # of each window by itself: who came back, and by when
         self._seen = 0
         self._items = self._span_ns = 0.0  # the usual pace: members of batches, and the time from one to the next
         self._taken_ns = -1
@@ -192,6 +193,7 @@ class Linger:
         """The older window is over."""
         self._seen += 1
         self._members += (self._of[0] - self._members) * _WEIGHT
+        self._note_pace()
         total = 0
         for part in range(16):
             total += self._counts[part]
@@ -201,6 +203,20 @@ class Linger:
         self._open -= 1
         self.steady = self._runs >= _MANY and self._variance < _STEADY * self._mean
         self.learned_ns = self._window_ns if self._seen >= _ENOUGH and self._pays() else 0
+
+    def _note_pace(self) -> None:
+        """How many came back in the older window, and by when nearly all of them. Not to be had from the mean window:
+        where callers take turns in groups of different size, it is as long as the largest group takes, for as many as
+        are in a middling one."""
+        total = came = 0
+        for part in range(16):
+            total += self._counts[part]
+        last = 0 if total else 15
+        while last < 15 and came + self._counts[last] < _NEARLY * total:
+            came += self._counts[last]
+            last += 1
+        self._back += (came + self._counts[last] - self._back) * _WEIGHT
+        self._back_ns += (self._window_ns * _PARTS[last] - self._back_ns) * _WEIGHT
 
     def _count_callers(self, callers: int) -> None:
         self._runs += 1
@@ -215,9 +231,7 @@ class Linger:
         all_came = self._came[15]
         if all_came < _BACK * self._members:
             return False
-        first = last = 0
-        while first < 15 and self._came[first] <= (1 - _NEARLY) * all_came:
-            first += 1
+        last = 0
         while last < 15 and self._came[last] < _NEARLY * all_came:
             last += 1
         came, last_ns = self._came[last], self._window_ns * _PARTS[last]
@@ -226,6 +240,4 @@ class Linger:
             return came >= _CLUSTERED * usual * last_ns
         if came < _CLUSTERED_AND_STEADY * usual * last_ns:
             return False
-        first_ns = self._window_ns * _PARTS[first - 1] if first else 0.0
-        before = self._came[first - 1] if first else 0.0
-        return first_ns + (last_ns - first_ns) * self._mean / (came - before) <= _LONGEST * self._fixed_ns
+        return self._back > 0 and self._back_ns * self._mean / self._back <= _LONGEST * self._fixed_ns
