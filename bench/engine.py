@@ -124,19 +124,21 @@ def noop(options: argparse.Namespace) -> None:
 def tiers(options: argparse.Namespace) -> None:
     """Lasting overload with three tiers, and two relays on one pool."""
     seconds = options.seconds or 60.0
-    tell(f"{seconds:g} s at 120 % of capacity")
-    found = overload(seconds)
-    say(
-        f"{seconds:g} s at 120 % of capacity, a full batch takes {found.batch_s * 1e3:.2f} ms, "
-        f"sent {found.late * 1e3:.1f} ms late at p99"
-    )
-    for level, tier in found.tiers.items():
+    for switch_s in (sys.getswitchinterval(), 0.0002):  # as it is, and as the documentation says where latency counts
+        tell(f"{seconds:g} s at 120 % of capacity, switch interval {switch_s * 1e3:g} ms")
+        found = overload(seconds, switch_s=switch_s)
         say(
-            f"  {TIERS[level][0]:12} {tier.sent:7} sent, served {tier.served:7.2%}, p99 {tier.p99() * 1e3:7.1f} ms, "
-            f"{len(tier.refused_after)} refused, p99 {tier.refused_p99() * 1e3:.1f} ms after they were due"
+            f"{seconds:g} s at 120 % of capacity, switch interval {switch_s * 1e3:g} ms, a full batch takes "
+            f"{found.batch_s * 1e3:.2f} ms, sent {found.late * 1e3:.1f} ms late at p99"
         )
-    for text in found.misses():
-        say(f"  missed: {text}")
+        for level, tier in found.tiers.items():
+            took = f"p99 {tier.p99() * 1e3:7.1f} ms"
+            say(
+                f"  {TIERS[level][0]:12} {tier.sent:7} sent, served {tier.served:7.2%}, {took}, "
+                f"{len(tier.refused_after)} refused, p99 {tier.refused_p99() * 1e3:.1f} ms after they were due"
+            )
+        for text in found.misses():
+            say(f"  missed: {text}")
     tell("two relays on one pool")
     try:
         shared = shared_pool(seconds / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,13 +72,16 @@ class Overload:
         return [text for kept, text in rows if not kept]
 
 
-def overload(seconds: float = 60.0, load: float = 1.2, max_queue: int = 4096, **options: Any) -> Overload:
+def overload(
+    seconds: float = 60.0, load: float = 1.2, max_queue: int = 4096, switch_s: float | None = None, **options: Any
+) -> Overload:
     """Poisson arrivals over what the model can do: 20 % REALTIME, 30 % INTERACTIVE, 50 % BATCH, in no order.
 
     Args:
         seconds: How long.
         load: Of the model's capacity, which is measured first.
         max_queue: Of the relay.
+        switch_s: The interpreter's switch interval meanwhile; None for the one it has.
         **options: For the relay.
     """
     able = capacity(0.5)
@@ -126,7 +130,12 @@ def overload(seconds: float = 60.0, load: float = 1.2, max_queue: int = 4096, **
             send()
             await all_sent
 
-    run_precisely(main())
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before if switch_s is None else switch_s)
+    try:
+        run_precisely(main())
+    finally:
+        sys.setswitchinterval(before)
     return Overload(tiers, LIMIT / able, float(np.percentile(late, 99)))
 
 
