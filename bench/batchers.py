@@ -217,11 +217,13 @@ def relay_side(name: str = "relay", deadline: float | None = None, tickets: bool
 
     Args:
         name: For the tables.
-        deadline: Of each request.
+        deadline: By which each request is to be answered, not only begun.
         tickets: Its clients hold tickets and are called back; else they are coroutines.
         **options: For the relay.
     """
     request = {} if deadline is None else {"deadline": deadline}
+    if deadline is not None:
+        options = {"admit": "predict", **options}
     return Side(name, partial(_relay, options, request, tickets))
 
 
