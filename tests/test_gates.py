@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import Core
 
-import relay
+from relay.clock import MONOTONIC
 
 pytest_plugins = ["both"]
 
@@ -30,11 +34,13 @@ class Held:
         self.parked, self.go_on = threading.Event(), threading.Event()
         self.arrives = True
         self.opened = threading.Event()
+        self.gate: Any = None
 
     def now_ns(self) -> int:
         return 0
 
     def park(self, gate: Any, until_ns: int | None) -> bool:
+        self.gate = gate
         self.parked.set()
         if self.arrives:
             assert gate.acquire(timeout=30)
@@ -81,7 +87,9 @@ class Sleepers:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 64])
 def test_all_are_woken(tickets: Any, count: int) -> None:
     for _ in range(3):
-        sleepers = Sleepers(tickets, [relay.clock.MONOTONIC] * count)  # type: ignore[attr-defined]
+        sleepers = Sleepers(tickets, [MONOTONIC] * count)
+        while not all(ticket._waiters for ticket in sleepers.tickets):
+            time.sleep(0.001)
         sleepers.settle().flush()
         sleepers.join()
         assert sleepers.ended == [True] * count
@@ -127,19 +135,77 @@ def failing(park: Callable[..., bool]) -> Callable[..., bool]:
     return fail
 
 
-def test_a_leaver_passes_on_for_those_behind_it(tickets: Any) -> None:
+def test_a_leaver_passes_on_for_those_behind_it(core: Core, tickets: Any) -> None:
     """While the first two are held up, the third leaves: the fifth, which it was to wake, is woken."""
     clocks: list[Any] = [Held() for _ in range(7)]
     clocks[2].arrives = False
     sleepers = Sleepers(tickets, clocks)
     sleepers.settle().flush()
     assert clocks[0].opened.wait(30) and clocks[1].opened.wait(30)
+    if core.side == "native":  # two at a time
+        assert not any(clock.opened.is_set() for clock in clocks[3:])
     clocks[2].go_on.set()
     assert clocks[4].opened.wait(30)
     for clock in clocks:
         clock.go_on.set()
     sleepers.join()
     assert sleepers.ended == [True] * 7
+
+
+@pytest.mark.parametrize("at_once", range(4))
+def test_a_clock_may_open_a_gate_as_its_answer_comes(tickets: Any, at_once: int) -> None:
+    """As a fake clock does whose time is over in that moment."""
+    clocks: list[Any] = [Held() for _ in range(5)]
+    clocks[at_once].arrives = False  # it has the gate, and does not go on yet
+    sleepers = Sleepers(tickets, clocks)
+    clocks[at_once].gate.release()
+    sleepers.settle().flush()
+    for clock in clocks:
+        clock.go_on.set()
+    sleepers.join()
+    assert sleepers.ended == [True] * 5
+
+
+HANDLER = """
+import os, signal, sys, threading
+import relay
+from relay.testing import FakeModel
+
+model = FakeModel(held=True)
+r = relay.Relay(model, max_batch_size=16)
+r.submit("plug")
+model.wait_until_running()
+workers = [threading.Thread(target=r, args=(number,), daemon=True) for number in range(5)]
+
+def ready(count):
+    while r.snapshot().queued < count:
+        threading.Event().wait(0.001)
+
+def later():
+    ready(1)
+    for number, worker in enumerate(workers):
+        worker.start()
+        ready(number + 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def handler(*_):
+    model.free()
+    for worker in workers:
+        worker.join(20)
+    print("joined", not any(worker.is_alive() for worker in workers), flush=True)
+
+signal.signal(signal.SIGTERM, handler)
+threading.Thread(target=later, daemon=True).start()
+print(r("main"))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals to oneself on this system")
+@pytest.mark.parametrize("side", ["pure", "native"])
+def test_the_main_thread_in_a_signal_handler_holds_nobody_up(side: str) -> None:
+    environ = {**os.environ, "RELAY_BACKEND": side}
+    done = subprocess.run([sys.executable, "-c", HANDLER], env=environ, capture_output=True, text=True, timeout=50)
+    assert done.stdout.split("\n")[:2] == ["joined True", "main"], done.stderr
 
 
 def test_short_waits_among_long_ones(lab: Any, rng: random.Random) -> None:
@@ -164,5 +230,6 @@ def test_short_waits_among_long_ones(lab: Any, rng: random.Random) -> None:
     for call in [lab.call(client, rng.random()) for _ in range(12)]:
         call.result()
     print(outcomes)
+    assert outcomes["answered"] + outcomes["over"] > 0
     lab.idle(r)
     assert r.snapshot().total_time.count == 12 * 150

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from relay._backend import arena, queue, tickets
-from relay.clock import Clock
+from relay.clock import Clock, MonotonicClock
 from relay.deadlines import Deadlines
 from relay.errors import Overloaded
 from relay.limits import Limits
@@ -39,6 +39,7 @@ class Endings(tickets.DeskBase):
         self.name = name
         self.limits = limits
         self.clock = clock
+        self.monotonic = type(clock) is MonotonicClock
         self.counts = Counts()
         self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
         self.room: Room = Room(requests, clock)

@@ -1,6 +1,6 @@
 """What a lane works with: its limits of this moment, what it has learned, and whom it answers to.
 
-One for each lane; only `run_due` and the numbers of a snapshot are read by others.
+One for each lane; only the numbers of a snapshot are read by others. The common course is in the core's `lanes`.
 """
 
 from __future__ import annotations

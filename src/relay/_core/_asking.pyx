@@ -90,7 +90,10 @@ A coroutine that ends with the answer."""
         if ticket is not None:
             ticket.detach(self)
             if waits is not None and not waits.over:
-                waits.end_later()   # for a task that waits, and was not the one to end this
+                try:
+                    waits.end_later()   # for a task that waits, and was not the one to end this
+                except RuntimeError:
+                    pass                # its loop has closed
         return ticket
 
     cdef object step(self, object value):

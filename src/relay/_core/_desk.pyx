@@ -80,7 +80,7 @@ def ask(relay, item):
         if running_loop() is not None or PyThread_get_thread_ident() in desk.crew:
             return relay._call(item, ticket)
         try:
-            waited(ticket, None if desk.now_ns is monotonic_ns else desk.clock, None)
+            waited(ticket, None if desk.monotonic else desk.clock, None)
         except BaseException:
             ticket.cancel()
             raise

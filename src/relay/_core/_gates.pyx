@@ -1,7 +1,8 @@
 # A part of tickets.pyx: where threads wait for answers.
 #
 # Threads that are woken all at once would only wait for the interpreter one by one, and each fall asleep twice. So two
-# are, and each wakes the next but one when it has the interpreter; it is done with it when that one comes.
+# are, and each wakes the next but one when it has the interpreter; it is done with it when that one comes. The main
+# thread wakes nobody: it may be in a signal's handler for a while.
 
 cdef list spare_gates = []      # closed
 
@@ -13,13 +14,22 @@ cdef class Gate:
         self.shut()
 
     def __call__(self):
-        self.open()
+        self.let_by()
+
+    cdef int let_by(self) except -1:
+        try:
+            self.open()
+        except RecursionError:
+            raise           # it is a RuntimeError as well
+        except RuntimeError:
+            pass            # a clock has opened it in this moment
+        return 0
 
     cdef int pass_on(self) except -1:
         cdef Gate after = self.next
         if after is not None:
             self.next = None
-            after.open()
+            after.let_by()
         return 0
 
     cdef bint comes(self, double seconds) except -1:
@@ -30,6 +40,7 @@ cdef class Gate:
 cdef bint waited(TicketBase ticket, object clock, object until_ns) except -1:
     # `wait`; None for the monotonic clock.
     cdef Gate gate = <Gate>(spare_gates.pop() if clock is None and spare_gates else Gate())
+    gate.alone = PyThread_get_thread_ident() == <unsigned long>main_thread().ident
     ticket.attach(gate)
     try:
         if clock is None:
@@ -56,17 +67,21 @@ cdef bint leave(TicketBase ticket, Gate gate) except -1:
 
 def wait(TicketBase ticket not None, clock, until_ns):
     """Blocks until a ticket has ended. False if the time came first."""
-    return waited(ticket, None if until_ns is None and clock.now_ns is monotonic_ns else clock, until_ns)
+    desk = ticket._desk
+    return waited(
+        ticket, None if until_ns is None and isinstance(desk, DeskBase) and (<DeskBase>desk).monotonic else clock, until_ns
+    )
 
 
-cdef bint open_gates(Replies replies, Gate end) except -1:
+cdef Py_ssize_t open_gates(Replies replies, Gate end) except -1:
+    # How many there are in the row, if `end` stands at its end.
     cdef list gates = replies.gates
     cdef Gate gate, first = None, second = None, before = None, last = None
     cdef Py_ssize_t count = 0
     replies.gates = None
     for waiter in gates:        # nothing is called in here, so nobody leaves meanwhile
         gate = <Gate>waiter
-        if gate.left:
+        if gate.left or gate.alone:
             continue
         if first is None:
             first = gate
@@ -79,7 +94,10 @@ cdef bint open_gates(Replies replies, Gate end) except -1:
     if end is not None and count > 2:
         last.next = end
     if first is not None:
-        first.open()
+        first.let_by()
     if second is not None:
-        second.open()
-    return end is not None and count > 2
+        second.let_by()
+    for waiter in gates:
+        if (<Gate>waiter).alone:
+            (<Gate>waiter).let_by()
+    return count if end is not None and count > 2 else 0

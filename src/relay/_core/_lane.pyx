@@ -28,7 +28,6 @@ cdef class LaneBase:
     cdef public object _gate
     cdef public bint _woken
     cdef Gate last              # opened after many threads that have been answered
-    cdef object __weakref__
 
     def __init__(self, number, model, station, lanes, seat):
         self.number = to_int64("number", number)
@@ -117,6 +116,7 @@ cdef class LaneBase:
         cdef DeskBase desk = station.desk
         cdef RunningBase work
         cdef Gate last
+        cdef Py_ssize_t woken
         self._woken = False
         now_ns = station.now()
         parked, until_ns = self.rest(now_ns)
@@ -144,8 +144,13 @@ cdef class LaneBase:
         finally:
             # Last of all: who wakes needs the interpreter, and would find it taken.
             last = self.last if station.monotonic and not station.queue.in_line() else None
-            if work.told(None, last) and not last.comes(work.size * EACH_S):
-                self.last = Gate()      # it may still be opened
+            try:
+                woken = work.told(None, last)
+                if woken and not last.comes(woken * EACH_S):
+                    self.last = Gate()      # it may still be opened
+            except BaseException:
+                self.last = Gate()
+                raise
         return False
 
     def wake(self):

@@ -37,7 +37,6 @@ cdef class RunningBase:
     cdef public int64_t failures
     cdef public int64_t run_ns
     cdef public bint _open
-    cdef object __weakref__
 
     def __init__(self, station, now_ns, taken):
         handles, owners, _, why, width, real = taken
@@ -168,14 +167,14 @@ cdef class RunningBase:
         """Wake whom the last call has answered; on a loop's callback, or on a thread of its own."""
         self.told(loop, None)
 
-    cdef bint told(self, object loop, Gate last) except -1:
-        # Whether so many threads are woken that `last` will be opened after them.
+    cdef Py_ssize_t told(self, object loop, Gate last) except -1:
+        # How many threads are woken, if they are so many that `last` will be opened after them.
         cdef Replies replies = self._replies
         cdef DeskBase desk = self._station.desk
-        cdef bint follows = False
+        cdef Py_ssize_t follows = 0
         self._replies = None
         if replies is None:
-            return False
+            return 0
         if desk._idle_watchers:
             (<object>desk).flush(replies, loop)
         else:

@@ -58,7 +58,7 @@ cdef class StationBase:
         self.batches = desk.counts.batches
         self.name = desk.name
         self.clock = desk.clock
-        self.monotonic = self.clock.now_ns is monotonic_ns
+        self.monotonic = self.desk.monotonic
         self.ways = ways
         self.places, self.finish, self.grouped = ways.places, ways.finish, ways.grouped
         self.prepared, self.mixed, self.check_finite = ways.prepared, ways.mixed, ways.check_finite

@@ -6,8 +6,6 @@ The GIL guards each object; the order of the steps is that of the pure side.
 """
 
 from _thread import allocate_lock
-from time import monotonic_ns
-
 from libc.math cimport rint
 from libc.stdint cimport int32_t, int64_t
 

@@ -45,7 +45,9 @@ cdef class Gate:
     cdef object open
     cdef Gate next
     cdef bint left
+    cdef bint alone                 # of the main thread
 
+    cdef int let_by(self) except -1
     cdef int pass_on(self) except -1
     cdef bint comes(self, double seconds) except -1
 
@@ -59,7 +61,7 @@ cdef class Replies:
     cdef list of_loop(self, object loop)
     cdef int enter(self, object loop, object future, object ticket) except -1
     cpdef flush(self, loop=*)
-    cdef bint send(self, object loop, Gate last) except -1
+    cdef Py_ssize_t send(self, object loop, Gate last) except -1
 
 
 cdef class Run:
@@ -117,6 +119,7 @@ cdef class DeskBase:
     cdef public bint forked
     cdef public bint started
     cdef public bint urgent
+    cdef public bint monotonic
     cdef public int64_t urgent_below
     # The rest: written once.
     cdef bint short

@@ -13,6 +13,7 @@ from asyncio import current_task
 from asyncio import get_running_loop as the_running_loop
 from collections.abc import Coroutine
 from sys import is_finalizing
+from threading import main_thread
 from time import monotonic_ns
 from warnings import warn
 
@@ -20,7 +21,7 @@ from cpython.exc cimport PyErr_SetObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.set cimport PySet_Discard
-from cython cimport final, freelist
+from cython cimport boundscheck, freelist
 from libc.stdint cimport int32_t, int64_t
 
 from relay._core._clock cimport relay_monotonic_ns
@@ -168,11 +169,11 @@ cdef class Replies:
     cpdef flush(self, loop=None):
         self.send(loop, None)
 
-    cdef bint send(self, object loop, Gate last) except -1:
-        # As `flush`; whether so many threads are woken that `last` will be opened after them.
+    cdef Py_ssize_t send(self, object loop, Gate last) except -1:
+        # As `flush`; how many threads are woken, if they are so many that `last` will be opened after them.
         cdef dict loops = self._loops
         cdef list calls
-        cdef bint follows = False
+        cdef Py_ssize_t follows = 0
         self._loops = {}
         for each, pairs in loops.items():
             try:
@@ -243,6 +244,7 @@ def answer_all(owners, rows, run, Replies replies not None, Waits waits=None):
     return answered(list(owners), rows, run, replies, waits)
 
 
+@boundscheck(True)      # the model has the list of rows, too
 cdef list answered(list owners, object rows, object run, Replies replies, Waits waits):
     cdef list left = []
     cdef TicketBase owner

@@ -19,20 +19,21 @@ class DeskBase:
         closed: It has sent away who was queued.
         forked: It is the parent's, and this is a child.
         started: The lanes have been started.
+        monotonic: Its clock is the machine's own, and nobody needs to be told of waits on it.
         urgent: Something more urgent than BATCH has come, ever.
         urgent_below: A request of a priority below this is told of.
         room: Its ``waiting`` callers stand in line for a place.
     """
 
     __slots__ = (
-        "_idle_watchers", "_short", "closed", "crew", "forked", "open", "refusing", "room", "started", "urgent",
-        "urgent_below",
+        "_idle_watchers", "_short", "closed", "crew", "forked", "monotonic", "open", "refusing", "room", "started",
+        "urgent", "urgent_below",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.open: set[Any] = set()
         self.crew: set[int] = set()
-        self.refusing = self.closed = self.forked = self.started = self.urgent = False
+        self.refusing = self.closed = self.forked = self.started = self.urgent = self.monotonic = False
         self._idle_watchers: list[Callable[[], object]] = []
         self.urgent_below = 0
         self.room: Any = None
