@@ -226,6 +226,17 @@ def test_check_finds_what_is_broken(spoil: Any, text: str) -> None:
         histogram.check()
 
 
+def test_a_copy_holds_whatever_there_is(core: Core) -> None:
+    """Also one time more than two histograms may hold together."""
+    histogram = core.histogram.Histogram()
+    histogram.record(1)
+    for _ in range(62):
+        histogram.merge(histogram)
+    histogram.record(1)
+    copy = histogram.copy()
+    assert (copy.count, copy.total_ns, copy.max_ns) == (2**62 + 1, 2**62 + 1, 1)
+
+
 class Twins(RuleBasedStateMachine):
     """Both sides take every step; whatever one of them answers, or refuses, the other must too."""
 

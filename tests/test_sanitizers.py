@@ -142,7 +142,7 @@ def test_dedup_check_finds_what_is_broken() -> None:
 def test_unit_tests_under_the_address_sanitizer(parts: str) -> None:
     runtime("address")
     files = [f"test_{part}.py" for part in PARTS[parts]]
-    options = ["-q", "-x", "-k", SIDES, "-m", "not long", "-p", "no:cacheprovider"]
+    options = ["-q", "-x", "--timeout=400", "-k", SIDES, "-m", "not long", "-p", "no:cacheprovider"]
     done = sanitized("address", "-m", "pytest", *options, *files)
     assert done.returncode == 0 and not reported(done), done.stdout + done.stderr
 
