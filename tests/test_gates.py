@@ -230,6 +230,5 @@ def test_short_waits_among_long_ones(lab: Any, rng: random.Random) -> None:
     for call in [lab.call(client, rng.random()) for _ in range(12)]:
         call.result()
     print(outcomes)
-    assert outcomes["answered"] + outcomes["over"] > 0
     lab.idle(r)
     assert r.snapshot().total_time.count == 12 * 150
