@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,3 +208,36 @@ def test_a_thousand_share_one_run(lab: Lab) -> None:
     assert {ticket.result(30) for ticket in tickets} == {"x"}
     assert group.result(30) == ["x"] * 1_000
     assert model.batches == [["plug"], ["x"]]
+
+
+def test_nobody_joins_a_run_that_has_failed_before_it_could_be_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper fails an item between its admission and the moment when others could find its run."""
+
+    def prepare(item: str) -> str:
+        raise ValueError(item)
+
+    r = lab.start(lab.model(), merge=True, prepare=prepare)
+    desk = r._desk
+    admit, count = desk.admit, desk.counts.add
+    closed, look = threading.Event(), threading.Event()
+
+    def admit_late(ticket: Any, claim: bool = False) -> bool:
+        admitted: bool = admit(ticket, claim)
+        assert closed.wait(30)
+        return admitted
+
+    def count_late(name: str, *more: int) -> None:
+        count(name, *more)
+        if name == "failed":
+            closed.set()
+            assert look.wait(30)  # the slot is still held
+
+    monkeypatch.setattr(desk, "admit", admit_late)
+    monkeypatch.setattr(desk.counts, "add", count_late)
+    first = r.submit("x")
+    second = r.submit("x")
+    assert r.snapshot().merged == 0 and len(desk.queue) == 2
+    look.set()
+    for ticket in (first, second):
+        assert isinstance(ticket.exception(30), ValueError)
+    lab.idle(r)

@@ -191,8 +191,13 @@ def test_merging(make: Callable[..., Any]) -> None:
     queue.finish([leader])
     assert queue.find(digest) == (-1, None) and not queue.unbind(leader) and not queue.bind(digest, leader)
     assert queue.bind(digest, other) and queue.unbind(other) and not queue.unbind(other)
-    assert queue.bind(digest, other)
+    assert not queue.bind(digest, other), "whoever closed it may be ending it"
     assert queue.cancel(other) == FREED and queue.find(digest) == (-1, None)
+    late = queue.admit("late", 0, 0)
+    assert not queue.unbind(late) and not queue.bind(digest, late) and queue.find(digest) == (-1, None)
+    assert queue.cancel(late) == FREED
+    again = [queue.admit("again", 0, 0), queue.admit("again", 0, 0)]
+    assert [queue.bind(queue.digest(str(handle)), handle) for handle in again] == [True, True], "new leases are open"
 
 
 def test_all_or_none(make: Callable[..., Any]) -> None:

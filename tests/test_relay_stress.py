@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,16 @@ def right(item: str, ticket: Any) -> bool:
     return isinstance(error, ENDS)
 
 
+@pytest.fixture(params=[0.005, 1e-5], ids=["usual", "hasty"])
+def turns(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How long a thread keeps the interpreter: some races need it to be taken away in the middle."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(request.param)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("turns")
 @pytest.mark.parametrize("tokenizer", [None, Letters()], ids=["plain", "tokenizer"])
 def test_everything_at_once(lab: Lab, rng: random.Random, tokenizer: Any) -> None:
     clock, model = lab.clock(), lab.model(answer, held=True)

@@ -73,6 +73,7 @@ cdef class Queued(Door):
     cdef int32_t* waiting
     cdef uint8_t* level
     cdef bint* shared
+    cdef bint* sealed                   # closed to joiners for good
     cdef int64_t newest
     cdef int64_t since                  # members since the last overdue one that was given a place
     cdef int64_t every
@@ -95,7 +96,7 @@ cdef class Queued(Door):
         self._owners = [None] * capacity
         self.by_due = PriorityHeap(capacity)
         n = <size_t>self.arena.s.capacity
-        self.block = calloc(1, 8 + n * (4 * 8 + sizeof(Other) + sizeof(int32_t) + sizeof(bint) + 1))
+        self.block = calloc(1, 8 + n * (4 * 8 + sizeof(Other) + sizeof(int32_t) + 2 * sizeof(bint) + 1))
         if self.block == NULL:
             raise MemoryError(f"no memory for {n} slots")
         self.due_ns = <int64_t*>self.block
@@ -105,7 +106,8 @@ cdef class Queued(Door):
         self.others = <Other*>(self.sums + n + 1)
         self.waiting = <int32_t*>(self.others + n)
         self.shared = <bint*>(self.waiting + n)
-        self.level = <uint8_t*>(self.shared + n)
+        self.sealed = self.shared + n
+        self.level = <uint8_t*>(self.sealed + n)
 
     def __dealloc__(self):
         free(self.block)
@@ -190,7 +192,7 @@ cdef class Queued(Door):
         self.serial[slot] = self.newest
         self.level[slot] = <uint8_t>level
         self.due_ns[slot] = due
-        self.shared[slot] = False
+        self.shared[slot] = self.sealed[slot] = False
         if level != self.one_level:
             self.see(level)
         if deadline >= 0:

@@ -228,8 +228,11 @@ The queue of one model."""
 
     def bind(self, digest, handle):
         """Lets identical requests find `handle` under `digest`."""
-        cdef uint64_t word = arena_find(&self.arena.s, to_int64("handle", handle))
-        return word != 0 and not word & DROPPED and self.dedup.insert(digest, handle)
+        cdef int64_t h = to_int64("handle", handle)
+        cdef uint64_t word = arena_find(&self.arena.s, h)
+        if word == 0 or word & DROPPED or self.sealed[state_slot(h)]:
+            return False
+        return self.dedup.insert(digest, handle)
 
     def find(self, digest):
         """The handle and owner bound under `digest`, or (-1, None)."""
@@ -237,5 +240,8 @@ The queue of one model."""
         return (handle, self._owners[state_slot(handle)]) if handle >= 0 else (-1, None)
 
     def unbind(self, handle):
-        """Closes `handle` to joiners."""
+        """Closes `handle` to joiners for good."""
+        cdef int64_t h = to_int64("handle", handle)
+        if arena_live(&self.arena.s, h):
+            self.sealed[state_slot(h)] = True
         return self.dedup.delete(handle)

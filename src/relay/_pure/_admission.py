@@ -247,7 +247,8 @@ class Admission(Requests):
         self.arena.group[slot] = group
         self._newest += 1
         self._serial[slot] = self._newest
-        self._level[slot], self._due_ns[slot], self._shared[slot] = level, due_ns, False
+        self._level[slot], self._due_ns[slot] = level, due_ns
+        self._shared[slot] = self._sealed[slot] = False
         if level != self._one_level:
             self._see(level)
         if deadline_ns >= 0:

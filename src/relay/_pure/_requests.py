@@ -30,7 +30,8 @@ class Requests:
 
     __slots__ = (
         "_at_least", "_by_due", "_dedup", "_due_ns", "_every", "_heap", "_level", "_lock", "_mixed", "_newest",
-        "_one_level", "_owners", "_promised", "_ready", "_serial", "_shared", "_since", "_timers", "_wake", "arena",
+        "_one_level", "_owners", "_promised", "_ready", "_sealed", "_serial", "_shared", "_since", "_timers", "_wake",
+        "arena",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class Requests:
         self._level, self._serial = [0] * capacity, [0] * capacity
         self._due_ns = [-1] * capacity
         self._shared = [False] * capacity
+        self._sealed = [False] * capacity  # closed to joiners for good
         self._newest = 0
         self._ready = [0] * LEVELS  # how many are ready, by priority
         self._by_due = PriorityHeap(capacity)
@@ -94,10 +96,13 @@ class Requests:
         return self._dedup.hash(content)
 
     def bind(self, digest: int, handle: int) -> bool:
-        """Lets identical requests find `handle` under `digest`. False if it has ended or another is bound there."""
+        """Lets identical requests find `handle` under `digest`. False if it has ended, has been closed by `unbind`, or
+        another is bound there."""
         with self._lock:
             word = self._word(handle)
-            return word != 0 and not word & DROPPED and self._dedup.insert(digest, handle)
+            if word == 0 or word & DROPPED or self._sealed[slot_of(handle)]:
+                return False
+            return self._dedup.insert(digest, handle)
 
     def find(self, digest: int) -> tuple[int, Any]:
         """The handle and owner bound under `digest`, or ``(-1, None)``."""
@@ -106,8 +111,11 @@ class Requests:
             return (handle, self._owners[slot_of(handle)]) if handle >= 0 else (-1, None)
 
     def unbind(self, handle: int) -> bool:
-        """Closes `handle` to joiners. False if it was not bound."""
+        """Closes `handle` to joiners for good: whoever is about to end it may do so before it is bound. False if it was
+        not bound."""
         with self._lock:
+            if self.arena.live(handle):
+                self._sealed[slot_of(handle)] = True
             return self._dedup.delete(handle)
 
     def owner(self, handle: int) -> Any:
