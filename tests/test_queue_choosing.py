@@ -250,6 +250,25 @@ def test_overdue_ones_are_given_their_places_before_sizes_are_chosen(make: Make)
     assert members(queue.take(8, 0, 10, (1e6, 0.0, 1.0, 0.0))) == [11, "c2", 12, 13, 14], "the rate is kept"
 
 
+def test_few_overdue_ones_are_not_passed_over_and_many_are_chosen_by_size(make: Make) -> None:
+    line = (100.0, 0.0, 1.0, 0.0)
+
+    def entered(late: int) -> Any:
+        queue = make(64)
+        for i, cost in enumerate([10, 400, 10, 400, 10, 400, 10, 400, 10]):
+            queue.admit((i, cost), i, 0, cost=cost, due_ns=5 if i < late else 50)
+        return queue
+
+    few = entered(4)  # the first, and three more: fewer than the four of its size
+    assert members(few.take(64, 0, 10, line)) == [(0, 10), (1, 400), (2, 10), (3, 400), (5, 400), (7, 400)]
+    many = entered(9)
+    assert members(many.take(64, 0, 10, line)) == [(i, 10) for i in (0, 2, 4, 6, 8)]
+    assert members(many.take(64, 0, 10, line)) == [(i, 400) for i in (1, 3, 5, 7)], "the oldest is the first now"
+    odd = make(8)
+    odd.admit("first", 0, 0, cost=10, due_ns=5), odd.admit("odd", 1, 0, cost=400, due_ns=5)
+    assert members(odd.take(64, 0, 10, line)) == ["first", "odd"], "a lone one never is passed over"
+
+
 def test_one_priority_needs_no_second_order(make: Make) -> None:
     queue = make(16, overdue_every=2)
     for i in range(4):

@@ -109,18 +109,27 @@ cdef class Members(Seen):
         # Among those that follow one another in line, of sizes that differ.
         cdef ArenaTable* a = &self.arena.s
         cdef Other* o = self.others
-        cdef int32_t i, slot, n = 0, first, last, round
+        cdef int32_t i, slot, n = 0, overdue = 0, first, last, round
         for i in range(popped):
-            slot = o[i].slot
-            if o[i].kind != SAME:
-                continue
-            if 0 <= self.due_ns[slot] <= b.now:
-                self.grant(b, 1, handles, owners, late)
-                if self.waits(slot):
-                    self.attempt(b, slot, handles, owners)
-            else:
+            if o[i].kind == SAME:
                 o[i].kind = WAITS
                 n += 1
+                overdue += 0 <= self.due_ns[o[i].slot] <= b.now
+        if overdue:
+            self.fill(b, popped, &first, &last)
+            for i in range(popped):
+                if o[i].kind == CHOSEN:
+                    o[i].kind = WAITS
+            # Under lasting overload all are overdue, and batches in order of arrival are padded most.
+            if overdue <= max(last - first, 1):
+                for i in range(popped):
+                    slot = o[i].slot
+                    if o[i].kind == WAITS and 0 <= self.due_ns[slot] <= b.now:
+                        self.grant(b, 1, handles, owners, late)
+                        if self.waits(slot):
+                            self.attempt(b, slot, handles, owners)
+                        o[i].kind = PASSED
+                        n -= 1
         # Of the places to come some are for overdue ones, whose width is to be known before the others are chosen.
         while n and self.grant(b, n if n < b.most - b.n else b.most - b.n, handles, owners, late):
             pass

@@ -52,10 +52,12 @@ class Members(Admission):
            or does not fit, it comes first in the next batch.
         2. While those that follow are of the first one's size, or size costs nothing or nobody knows what it costs,
            they join in order, until one does not fit. Those of another group are passed over.
-        3. From the first of another size on, those down to `look` are chosen among. Who is overdue joins in order, and
-           so does who is left out and whose deadline is nearer than twice the time of the batch that would come of
-           this. Of the others of the first one's priority those join that keep base and padding for each member
-           lowest: see `_choosing`.
+        3. From the first of another size on, those down to `look` are chosen among. Of the first one's priority those
+           join that keep base and padding for each member lowest: see `_choosing`. Before them come those that are
+           overdue, in order, unless they are more than would be chosen so: under lasting overload all are overdue, and
+           batches in order of arrival, which are padded most, would only make it last. The first in line is the oldest
+           of its priority then, too, so each is at some time the first. And whose deadline is nearer than twice the
+           time of the batch that would come of this, and would be left out, joins in order.
         4. What places are left then go to riders, of less urgent priorities, in order.
 
         Nobody joins who would make the batch end, by the upper line, after the deadline of a member that could be kept
@@ -130,16 +132,14 @@ class Members(Admission):
         """Chooses among requests of the batch's group that follow one another in line, of sizes that differ."""
         arena = self.arena
         riders = [slot for slot in others if self._level[slot] > batch.top]
-        waiting = []
-        for slot in others:
-            if self._level[slot] > batch.top:
-                continue
-            if 0 <= self._due_ns[slot] <= batch.now_ns:
+        waiting = [slot for slot in others if self._level[slot] <= batch.top]
+        overdue = {slot: None for slot in waiting if 0 <= self._due_ns[slot] <= batch.now_ns}
+        if overdue and len(overdue) <= max(len(batch.fill([arena.cost[slot] for slot in waiting])), 1):
+            for slot in overdue:
                 self._grant(batch, 1)
                 if slot in self._heap:
                     self._try(batch, slot)
-            else:
-                waiting.append(slot)
+            waiting = [slot for slot in waiting if slot not in overdue]
         # Of the places to come some are for overdue ones, whose width is to be known before the others are chosen.
         n = len(waiting)
         while n and self._grant(batch, min(batch.most - len(batch.handles), n)):
