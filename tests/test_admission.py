@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import importlib
 import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 
 import relay
 from relay import BATCH, REALTIME
+from relay._pure.queue import CLOSED_DEADLINE, CLOSED_IDLE
 
 if TYPE_CHECKING:
     from both import Lab
@@ -262,6 +264,26 @@ class Work:
 
     def __init__(self, size: int, why: int) -> None:
         self.size, self.run = size, SimpleNamespace(why=why)
+
+
+def test_the_closed_form_of_one_lane(lab: Lab, rng: random.Random) -> None:
+    r, clock = taught(lab, lambda items: items, max_batch_size=16, max_batch_tokens=40)
+    lane = r._dispatcher.lanes[0]
+    general = importlib.import_module(f"{lab.package.__name__}.admission").answer_ns
+    assert r._desk.predict_ns == lane.answer_ns
+    now_ns = clock.now_ns()
+    for _ in range(2_000):
+        lane.station.mean_width = rng.choice([1, 1, 3, 50])
+        size = rng.choice([1, 1, 2, 30, 100])
+        lane.busy = rng.choice([None, Work(rng.randrange(1, 17), rng.choice([CLOSED_IDLE, CLOSED_DEADLINE]))])
+        if lane.busy is not None:
+            lane._began = now_ns - rng.randrange(40 * MS), lane.busy.size, 1
+        ahead = rng.choice([0, rng.randrange(64), rng.randrange(8_192)])
+        expected = general([lane], ahead, size, now_ns)
+        assert abs(lane.answer_ns(ahead, size, now_ns) - expected) <= 1e-9 * (expected - now_ns) + 2
+    lane.busy = None
+    lane.station.cost.observe(1, 1, 2**62)
+    assert 0 < lane.answer_ns(8_192, 1, now_ns) < 2**63
 
 
 def goodput(lab: Lab, load: float, scatter: float, lanes: int, rng: random.Random) -> float:

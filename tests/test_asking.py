@@ -1,4 +1,4 @@
-"""The short way of a request that asks for nothing special: when it is taken, and what it is to its caller."""
+"""The short way of a request with at most a priority and a deadline: when it is taken, and what it is to its caller."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import os
+import random
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from relay import REALTIME, errors
@@ -76,6 +78,110 @@ def test_taken_for_an_item_alone(lab: Lab, loops: Loops, monkeypatch: pytest.Mon
     ticket = r.submit("four")
     assert (ticket.priority, ticket.tenant, ticket.size, ticket._deadline_ns) == (1, None, 4, -1)
     assert ticket.result() == "fourfour" and ticket.timing.queue >= 0
+
+
+def test_taken_with_a_priority_and_a_deadline(lab: Lab, loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = lab.clock()
+    r = lab.start(lambda items: [item * 2 for item in items], clock=clock)
+    assert r(1, priority=REALTIME) == 2
+    long_way = r._ticket
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(r._intake, "ticket", refuse)
+    monkeypatch.setattr(type(r), "_answer", refuse)
+    monkeypatch.setattr(r, "_ticket", refuse)
+    now_ns = clock.now_ns()
+    for priority, deadline in ((0, None), (2, 5), ("batch", 0.25), ("realtime", 1e-12), (255, 4e9), (None, 1 / 3)):
+        ticket = r.submit("x", priority=priority, deadline=deadline)
+        other = long_way("x", priority, deadline)
+        assert (ticket.priority, ticket._deadline_ns) == (other.priority, other._deadline_ns)
+        assert ticket._deadline_ns == (-1 if deadline is None else now_ns + max(int(deadline * 10**9), 1))
+        if deadline != 1e-12:
+            assert ticket.result(30) == "xx"
+
+    async def main() -> None:
+        assert await r.run_async(5, priority="batch", deadline=9.0) == 10
+        assert await asyncio.gather(*(r.run_async(i, deadline=i + 1) for i in range(50))) == list(range(0, 100, 2))
+
+    lab.run(loops, main())
+    assert r(7, priority="batch", deadline=3) == 14 and r(8, deadline=2.5) == 16
+    for wrong, kind in (
+        ({"priority": 256}, ValueError),
+        ({"priority": "soon"}, ValueError),
+        ({"priority": 1.5}, TypeError),
+    ):
+        for ask in (r.submit, r, lambda item, **wrong: asyncio.run(r.run_async(item, **wrong))):
+            with pytest.raises(kind, match="priority"):
+                ask(1, **wrong)
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf"), 5e9, "soon", True, np.float64(0.5)])
+def test_other_deadlines_take_the_long_way(lab: Lab, deadline: Any) -> None:
+    r = lab.start(lambda items: items)
+    assert r(1, priority=REALTIME) == 1
+    assert r._desk.enter(1, None, deadline) is None and r.snapshot().open == 0
+    if isinstance(deadline, str) or not deadline > 0:
+        with pytest.raises((errors.Expired, ValueError, TypeError)):
+            r.submit(1, deadline=deadline)
+    else:
+        assert r(2, deadline=deadline) == 2
+
+
+def test_keys_and_order_are_those_of_the_long_way(lab: Lab, rng: random.Random) -> None:
+    r, model = started(lab, clock=lab.clock(), max_batch_size=4)
+    asked = [(rng.choice([None, 0, 1, 2, 3]), rng.choice([None, 0.2, 0.7, 5, 30.0])) for _ in range(80)]
+    for i, (priority, deadline) in enumerate(asked):
+        if i % 2:
+            r.submit(i, priority=priority, deadline=deadline)
+        else:
+            assert r._place(r._ticket(i, priority, deadline, None, None))
+        r._desk.clock.advance(0.001)
+    model.free()
+    assert r.drain(30) == 0
+
+    def place(i: int) -> tuple[int, float]:
+        priority, deadline = asked[i]
+        level = 1 if priority is None else priority
+        allowed = {0: 0.05, 1: 0.5}.get(level, 10.0)
+        return level, i * 0.001 + min(allowed, deadline if deadline is not None else allowed)
+
+    assert ran(model)[2:] == sorted(range(80), key=place)
+
+
+def test_an_alarm_that_cannot_be_had_leaves_nobody_behind(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    r, model = started(lab)
+
+    def refuse(when_ns: int) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(r._desk, "arm", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        r.submit("x", deadline=1.0)
+    assert r.snapshot().open == 1 and r.snapshot().queued == 0
+    monkeypatch.undo()
+    assert not r.submit("y", deadline=30.0).done()
+    model.free()
+    lab.idle(r)
+
+
+def test_a_displaced_one_waits_again_with_what_it_has(lab: Lab, loops: Loops) -> None:
+    clock = lab.clock()
+    r, model = started(lab, max_queue=2, clock=clock)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(r.run_async("bulk", priority="batch", deadline=50))
+        await turns()
+        urgent = r.submit("urgent", priority="realtime")
+        await turns()
+        assert r.snapshot().displaced == 1 and not waiting.done() and r.snapshot().waiting == 1
+        model.free()
+        assert await waiting == "bulk" and await urgent == "urgent"
+
+    lab.run(loops, main())
+    assert ran(model) == ["first", "plug", "urgent", "bulk"]
+    lab.idle(r)
 
 
 def policy(facts: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,13 @@ def test_refused_for_want_of_room(lab: Lab) -> None:
 @pytest.mark.parametrize("deadline", [-1, float("nan"), -0.001])
 def test_bad_deadlines(lab: Lab, deadline: float) -> None:
     r = lab.start(lab.model())
-    for call in (r.submit, r, r.run_async):
+
+    async def ask() -> None:
+        await r.run_async(1, deadline=deadline)
+
+    for call in (r.submit, r, lambda item, deadline: asyncio.run(ask())):
         with pytest.raises(ValueError, match="deadline must be None or a number of seconds of at least 0"):
-            started = call(1, deadline=deadline)
-            started.send(None)
+            call(1, deadline=deadline)
     with pytest.raises(ValueError, match="deadline"):
         r.submit_many([1], deadline=deadline)
     with pytest.raises(ValueError, match="deadline"):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def answer_ns(lanes: Iterable[Lane], ahead: int, size: int, now_ns: int) -> int:
-    """When a request would be answered; `now_ns` while a lane has not learned how long its runs take.
+    """When a request would be answered; `now_ns` while a lane has not learned how long its runs take. For one lane the
+    core has the closed form, `LaneBase.answer_ns`.
 
     Args:
         lanes: All that take from its queue.
@@ -38,9 +39,7 @@ def answer_ns(lanes: Iterable[Lane], ahead: int, size: int, now_ns: int) -> int:
         if not cost.learned:
             return now_ns
         width = max(station.mean_width, size)
-        most, limit = station.most, station.desk.limits.max_batch_tokens
-        if limit is not None:
-            most = max(1, min(most, limit // width))
+        most = station.full(width)
         work = lane.busy
         if work is not None:
             largest = max(largest, work.size)

@@ -13,7 +13,7 @@ from relay.clock import NS, Clock
 from relay.endings import Endings
 from relay.errors import Overloaded
 from relay.limits import Limits
-from relay.policy import BATCH, INTERACTIVE, STEP_BITS, TIME_BITS, Policy
+from relay.policy import BATCH, INTERACTIVE, STEP_BITS, TIME_BITS, Policy, tier
 from relay.preparing import Preparing
 from relay.room import closed_error
 from relay.ticket import Replies, Ticket
@@ -36,8 +36,6 @@ class Desk(Endings):
 
     Attributes:
         here: Whether a wait on this thread would be one for itself.
-        predict_ns: When a request would be answered, from how many are ahead of it, its size and the time; None where
-            nothing is refused by prediction.
         raised: Called when a request has come that is more urgent than `urgent_below`.
     """
 
@@ -64,7 +62,6 @@ class Desk(Endings):
         self._allowance_ns = policy.allowance_ns
         self._start = start
         self.here: Callable[[], bool] = bool
-        self.predict_ns: Callable[[int, int, int], int] | None = None
         self.urgent_below = BATCH
         self.raised: Callable[[int], object] = self._first_urgent
         self._preparing: Preparing | None = None
@@ -74,8 +71,8 @@ class Desk(Endings):
             )
 
     def serve_plain(self, size: Callable[[Any], int] | None, most_size: int | None) -> None:
-        """Requests without keywords need nothing but a place, as far as the intake knows: let them have the short way,
-        if that is so.
+        """Requests with at most a priority and a deadline need nothing but a place, as far as the intake knows: let
+        them have the short way, if that is so.
 
         Args:
             size: What an item counts for; None if each counts for 1.
@@ -88,10 +85,11 @@ class Desk(Endings):
                 self.clock.now_ns,
                 size,
                 most_size,
+                tier,
                 INTERACTIVE,
-                INTERACTIVE << TIME_BITS,
+                TIME_BITS,
                 STEP_BITS,
-                self._allowance_ns[INTERACTIVE],
+                self._allowance_ns,
             )
 
     def admit(self, ticket: Ticket[Any], claim: bool = False) -> bool:
@@ -241,15 +239,17 @@ class Desk(Endings):
         now_ns = self.clock.now_ns()  # it may have waited for room since it came
         ends_ns = predict_ns(self.queue.ahead(ticket.priority) + count - 1, ticket.size, now_ns)
         if ends_ns > ticket._deadline_ns:
-            self.counts.add("refused", count)
-            late = (ends_ns - ticket._deadline_ns) / NS
-            raise Overloaded(
-                f"by prediction the answer would come {(ends_ns - now_ns) / NS:.3g} s from now, and the deadline is "
-                f"{(ticket._deadline_ns - now_ns) / NS:.3g} s; retry later, give it more time, or a more urgent "
-                "priority",
-                reason="predicted_late",
-                retry_after=late,
-            )
+            raise self._too_late(ticket._deadline_ns, ends_ns, now_ns, count)
+
+    def _too_late(self, deadline_ns: int, ends_ns: int, now_ns: int, count: int = 1) -> Overloaded:
+        """Count and describe a refusal by prediction."""
+        self.counts.add("refused", count)
+        return Overloaded(
+            f"by prediction the answer would come {(ends_ns - now_ns) / NS:.3g} s from now, and the deadline is "
+            f"{(deadline_ns - now_ns) / NS:.3g} s; retry later, give it more time, or a more urgent priority",
+            reason="predicted_late",
+            retry_after=(ends_ns - deadline_ns) / NS,
+        )
 
     def key(self, ticket: Ticket[Any]) -> int:
         """The order of a ticket among all that wait."""

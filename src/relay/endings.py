@@ -44,6 +44,7 @@ class Endings(tickets.DeskBase):
         self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
         self.room: Room = Room(requests, clock)
         self.deadlines = Deadlines(requests, self.counts, clock, f"{name}-alarm", self._expire)
+        self.arm = self.deadlines.arm
 
     def admit(self, ticket: Ticket[Any], claim: bool = False) -> bool:
         """Give a ticket a place of its own; see `Desk.admit`."""

@@ -34,6 +34,8 @@ from relay.wrapping import mark_coroutine_function
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+_DEADLINE = {"deadline"}
+
 
 class Request(TypedDict, total=False):
     """Keywords of a request that are handed through; see `Relay.submit`."""
@@ -194,7 +196,8 @@ class Relay(Holding, Generic[In, Out]):
         self._dispatcher = dispatcher = self._new_dispatcher(generation=generation)
         self._desk = desk = dispatcher.desk
         if self._predicts:
-            desk.predict_ns = partial(answer_ns, dispatcher.lanes)
+            lanes = dispatcher.lanes
+            desk.predict_ns = lanes[0].answer_ns if len(lanes) == 1 else partial(answer_ns, lanes)
         self._intake: Intake[In, Out] = self._new_intake(desk, Merger(desk, self._key) if self._merge else None)
         self._ticket, self._place = self._intake.ticket, self._intake.place
         self._retire = weakref.finalize(self, dispatcher.retire)
@@ -242,8 +245,8 @@ class Relay(Holding, Generic[In, Out]):
                 must make room for a more urgent one.
             Closed: The relay is closed.
         """
-        if priority is None and deadline is None and tenant is None and params is None:
-            entered: Ticket[Out] | None = self._desk.enter(item)
+        if tenant is None and params is None:
+            entered: Ticket[Out] | None = self._desk.enter(item, priority, deadline)
             if entered is not None:
                 return entered
         ticket = self._ticket(item, priority, deadline, tenant, params)
@@ -268,16 +271,16 @@ class Relay(Holding, Generic[In, Out]):
             DeadlineExceeded: The deadline came first, while it waited for room or in the queue.
             Exception: As `submit`, and whatever the request ends with.
         """
-        if priority is None and timeout is None and not request:
-            return cast("Out", tickets.ask(self, item))
+        if timeout is None and (not request or request.keys() == _DEADLINE):
+            return cast("Out", tickets.ask(self, item, priority, request.get("deadline")))
         intake, asked = self._intake, {"priority": priority, **request}
         return wait_for(intake, intake.submit_waiting(item, timeout, **asked), item, timeout, asked)
 
-    def _call(self, item: In, ticket: Ticket[Out] | None = None) -> Out:
+    def _call(self, item: In, ticket: Ticket[Out] | None, priority: Priority | None, deadline: float | None) -> Out:
         """What goes on in place of `ask`, once there is a ticket or none was to be had."""
         if ticket is None:
-            ticket = self._intake.submit_waiting(item, None)
-        return wait_for(self._intake, ticket, item, None, {})
+            ticket = self._intake.submit_waiting(item, None, priority=priority, deadline=deadline)
+        return wait_for(self._intake, ticket, item, None, {"priority": priority})
 
     def run_async(
         self,
@@ -290,8 +293,8 @@ class Relay(Holding, Generic[In, Out]):
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, Out]:
         """As calling the relay, for coroutines: ``await r.run_async(item)``. Cancelling it cancels the request."""
-        if priority is None and deadline is None and tenant is None and params is None and timeout is None:
-            return tickets.Asking(self, item)
+        if tenant is None and params is None and timeout is None:
+            return tickets.Asking(self, item, priority, deadline)
         return self._answer(item, priority, deadline, tenant, params, timeout)
 
     mark_coroutine_function(run_async)
@@ -316,9 +319,9 @@ class Relay(Holding, Generic[In, Out]):
 
     _answer.__qualname__ = run_async.__qualname__  # as it is known
 
-    def _persist(self, ticket: Ticket[Out], item: In) -> Coroutine[Any, Any, Out]:
+    def _persist(self, ticket: Ticket[Out], item: In, priority: Priority | None) -> Coroutine[Any, Any, Out]:
         """What goes on in place of `Asking` once there is a ticket, whose place may be lost."""
-        return wait_for_async(self._intake, ticket, item, None, {})
+        return wait_for_async(self._intake, ticket, item, None, {"priority": priority})
 
     # Many requests.
 

@@ -12,14 +12,16 @@ cdef enum:
 
 
 cdef class Asking:
-    """Asking(relay, item)
+    """Asking(relay, item, priority=None, deadline=None)
 --
 
 A coroutine that ends with the answer."""
 
-    def __init__(self, relay, item):
+    def __init__(self, relay, item, priority=None, deadline=None):
         self.relay = relay
         self.item = item
+        self.priority = priority
+        self.deadline = deadline
 
     @property
     def __name__(self):
@@ -112,9 +114,9 @@ A coroutine that ends with the answer."""
             if self.stage == FRESH:
                 self.stage = GOING
                 self.loop = current_loop()
-                found = (<DeskBase?>self.relay._desk).admitted(self.item)
+                found = (<DeskBase?>self.relay._desk).admitted(self.item, self.priority, self.deadline)
                 if found is None:
-                    return self.elsewhere(self.relay._answer(self.item))
+                    return self.elsewhere(self.relay._answer(self.item, self.priority, self.deadline))
                 ticket = self.ticket = <TicketBase>found
                 waits = self.waits = Waiting.__new__(Waiting)
                 waits.loop = self.loop
@@ -141,7 +143,7 @@ A coroutine that ends with the answer."""
             if ticket._error is None:
                 answer = ticket._value
             elif isinstance(ticket._error, Overloaded):
-                return self.elsewhere(self.relay._persist(ticket, self.item))
+                return self.elsewhere(self.relay._persist(ticket, self.item, self.priority))
             else:
                 raise ticket._error
         except BaseException:
@@ -153,7 +155,7 @@ A coroutine that ends with the answer."""
         return answer
 
     cdef void let_go(self) noexcept:
-        self.relay = self.item = self.waits = self.loop = self.ticket = self.inner = None
+        self.relay = self.item = self.priority = self.deadline = self.waits = self.loop = self.ticket = self.inner = None
 
     cdef object elsewhere(self, object coroutine):
         self.inner = coroutine

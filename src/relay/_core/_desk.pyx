@@ -1,5 +1,9 @@
-# A part of tickets.pyx: the short way of a request that asks for nothing special, from the item to a ticket with a place,
+# A part of tickets.pyx: the short way of a request that has at most a priority and a deadline, from the item to its place,
 # and the wait of a thread that is to have the answer, as `relay._pure._asking`.
+
+cdef int64_t NS = 1_000_000_000
+cdef double LONGEST_S = 4611686018.0      # a longer deadline is none
+
 
 cdef class DeskBase:
     """DeskBase()
@@ -10,9 +14,10 @@ cdef class DeskBase:
         self.open = set()
         self.crew = set()
         self._idle_watchers = []
+        self.arm = bool
 
     def open_short_way(
-        self, ticket, Door queue not None, now_ns, size, most_size, level, key_base, key_shift, allowance_ns
+        self, ticket, Door queue not None, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances_ns
     ):
         """Has `enter` admit requests."""
         self.kind = ticket
@@ -21,24 +26,45 @@ cdef class DeskBase:
         self.size_of = size
         self.limited = most_size is not None
         self.most_size = to_int64("most_size", most_size) if self.limited else 0
-        self.level = to_int64("level", level)
-        self.key_base = to_int64("key_base", key_base)
-        self.key_shift = to_int64("key_shift", key_shift)
-        self.allowance_ns = to_int64("allowance_ns", allowance_ns)
+        self.tier = tier
+        self.usual = to_int64("usual", usual)
+        self.time_bits = to_int64("time_bits", time_bits)
+        self.step_bits = to_int64("step_bits", step_bits)
+        self.allowances_ns = allowances_ns
         self.short = True
 
-    def enter(self, item):
-        """A ticket with a place for an item without keywords, or None."""
-        return self.admitted(item)
+    def enter(self, item, priority=None, deadline=None):
+        """A ticket with a place for an item, or None."""
+        return self.admitted(item, priority, deadline)
+
+    def cancel(self, ticket):
+        """End one waiter's request."""
+        raise NotImplementedError
+
+    def _too_late(self, deadline_ns, ends_ns, now_ns):
+        raise NotImplementedError
 
     def _send_away(self, owner):
         raise NotImplementedError
 
-    cdef object admitted(self, object item):
+    cdef object admitted(self, object item, object priority, object deadline):
         cdef TicketBase ticket
-        cdef int64_t size = 1, arrival_ns, due_ns, handle
-        if not self.short or self.refusing or not self.started or self.level < self.urgent_below or self.room.waiting:
+        cdef int64_t level = self.usual, size = 1, arrival_ns, due_ns, first_ns, deadline_ns = -1, limit_ns = -1, handle
+        if not self.short or self.refusing or not self.started or self.room.waiting:
             return None
+        if priority is not None:
+            level = self.tier(priority)
+        if level < self.urgent_below:
+            return None
+        if deadline is not None:
+            if type(deadline) is not float and type(deadline) is not int:
+                return None
+            if not 0 < deadline < LONGEST_S:
+                return None
+            if type(deadline) is int:
+                limit_ns = <int64_t>deadline * NS
+            else:
+                limit_ns = max(<int64_t>(<double>deadline * NS), <int64_t>1)
         if self.size_of is not None:
             size = to_int64("size", self.size_of(item))
             if self.limited and size > self.most_size:
@@ -46,14 +72,22 @@ cdef class DeskBase:
         arrival_ns = relay_monotonic_ns() if self.now_ns is monotonic_ns else -1
         if arrival_ns < 0:
             arrival_ns = to_int64("now_ns", self.now_ns())
+        due_ns = first_ns = arrival_ns + <int64_t>self.allowances_ns[level]
+        if limit_ns > 0:
+            deadline_ns = arrival_ns + limit_ns
+            first_ns = min(due_ns, deadline_ns)
+            if self.predict_ns is not None:
+                ends_ns = self.predict_ns(self.door.up_to(level), size, arrival_ns)
+                if ends_ns > deadline_ns:
+                    raise self._too_late(deadline_ns, ends_ns, arrival_ns)
         ticket = <TicketBase>TicketBase.__new__(self.kind)
-        ticket.fill(self, item, self.level, arrival_ns)
-        ticket.size = size
-        due_ns = arrival_ns + self.allowance_ns
+        ticket.fill(self, item, level, arrival_ns)
+        ticket.size, ticket._deadline_ns = size, deadline_ns
         self.open.add(ticket)
         try:
             handle = self.door.admit_one(
-                ticket, self.key_base | due_ns >> self.key_shift, arrival_ns, size, <int32_t>self.level, due_ns
+                ticket, level << self.time_bits | first_ns >> self.step_bits, arrival_ns, deadline_ns, size,
+                <int32_t>level, due_ns,
             )
         except BaseException:
             self.open.discard(ticket)
@@ -62,23 +96,29 @@ cdef class DeskBase:
             self.open.discard(ticket)
             return None
         ticket._handle = handle
+        if deadline_ns >= 0:
+            try:
+                self.arm(deadline_ns)
+            except BaseException:
+                self.cancel(ticket)
+                raise
         if self.closed:
             self._send_away(ticket)
         return ticket
 
 
-def ask(relay, item):
-    """Blocks for the answer of an item without keywords."""
+def ask(relay, item, priority=None, deadline=None):
+    """Blocks for the answer of an item."""
     cdef DeskBase desk = relay._desk
-    cdef object found = desk.admitted(item)
+    cdef object found = desk.admitted(item, priority, deadline)
     cdef TicketBase ticket
     if found is None:
-        return relay._call(item)
+        return relay._call(item, None, priority, deadline)
     ticket = <TicketBase>found
     if not ticket._done:
         # Not on a loop, nor on a thread that the answer may need.
         if running_loop() is not None or PyThread_get_thread_ident() in desk.crew:
-            return relay._call(item, ticket)
+            return relay._call(item, ticket, priority, deadline)
         try:
             waited(ticket, None if desk.monotonic else desk.clock, None)
         except BaseException:
@@ -87,5 +127,5 @@ def ask(relay, item):
     if ticket._error is None:
         return ticket._value
     if isinstance(ticket._error, Overloaded):
-        return relay._call(item, ticket)
+        return relay._call(item, ticket, priority, deadline)
     raise ticket._error

@@ -20,15 +20,15 @@ cdef class Entering(Members):
         return handle
 
     cdef int64_t admit_one(
-        self, object owner, int64_t key, int64_t now, int64_t size, int32_t level, int64_t due
+        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due
     ) except? -3:
-        # As `admit`, for a request that is ready and has neither deadline nor group.
+        # As `admit`, for a request that is ready and has no group.
         cdef int64_t handle
         if self.arena.s.free_slots <= self.promised:
             return FULL_
         if size > MOST_SIZE:
             to_int32("cost", size)      # says why
-        handle = self.lease(owner, key, now, -1, <int32_t>size, 0, -1, level, due)
+        handle = self.lease(owner, key, now, deadline, <int32_t>size, 0, -1, level, due)
         if self.parked:
             self.wake_lanes(1)
         return handle

@@ -5,6 +5,9 @@
 # where nothing is ready, it sleeps until the last of them is awake, or for so long at most for each.
 cdef double EACH_S = 20e-6
 
+cdef double FAR = 2305843009213693952.0     # 2 ** 61: so that three predictions can be added
+cdef int64_t SHUT_DEADLINE_ = CLOSED_DEADLINE
+
 cdef tuple AWAKE = (False, None)
 cdef tuple PARKED = (True, None)
 
@@ -102,6 +105,30 @@ cdef class LaneBase:
         token, self._token = self._token, None
         if token is not None:
             token.release()
+
+    def answer_ns(self, ahead, size, now_ns):
+        """When a request would be answered, if this is the only lane; see `relay.admission`."""
+        cdef StationBase station = self.station
+        cdef CostModel cost = station.cost
+        cdef int64_t now = to_int64("now_ns", now_ns), width = max(station.mean_width, to_int64("size", size))
+        cdef int64_t most, free_ns = now, largest = 0, batches, members = to_int64("ahead", ahead)
+        if not cost.learned:
+            return now_ns
+        most = station.full(width)
+        work = self.busy
+        if work is not None:
+            largest = work.size
+            if work.run.why == SHUT_DEADLINE_:
+                most = min(most, largest)       # and so will the next ones be, until fewer are let in
+            began_ns, items, wide = self._began
+            free_ns = max(to_int64("began_ns", began_ns) + <int64_t>min(cost.mean_ns(items, wide), FAR), now)
+        batches, members = members // most, members % most + 1
+        if batches:
+            free_ns += <int64_t>min(<double>(batches + 1) * (cost.mean_ns(most, width) + OVERHEAD), FAR)
+            members = most
+        elif free_ns > now:
+            members = min(most, max(members, largest))
+        return free_ns + min(cost.finish_ns(members, width), <int64_t>FAR) + OVERHEAD_NS
 
     # On a thread of its own.
 

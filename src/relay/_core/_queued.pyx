@@ -34,9 +34,12 @@ cdef class Door:
     # Where `tickets` lets requests in, and `lanes` takes them out.
 
     cdef int64_t admit_one(
-        self, object owner, int64_t key, int64_t now, int64_t size, int32_t level, int64_t due
+        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due
     ) except? -3:
         raise NotImplementedError
+
+    cdef int64_t up_to(self, int64_t level) noexcept:
+        return 0
 
     cdef int choose_members(
         self, Choice* choice, object costs, object places, list handles, list owners, list late

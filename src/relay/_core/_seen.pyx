@@ -38,10 +38,12 @@ cdef class Seen(Queued):
 
     def ahead(self, level):
         """How many are ready of this priority or of more urgent ones."""
-        cdef int64_t last = as_range("level", level, 0, LEVELS - 1)
+        return self.up_to(as_range("level", level, 0, LEVELS - 1))
+
+    cdef int64_t up_to(self, int64_t level) noexcept:
         cdef int64_t found = 0
         cdef int i
-        for i in range(last + 1):
+        for i in range(level + 1):
             found += self.counts[i]
         return found
 

@@ -78,6 +78,11 @@ cdef class StationBase:
         self.step_ns = to_int64("step_ns", step_ns)
         self.look = to_int32("look", look)
 
+    cpdef int64_t full(self, int64_t width) except -1:
+        """How many members of this size a batch has at most."""
+        cdef int64_t most = self.steering.limit
+        return max(<int64_t>1, min(most, self.most_cost // width)) if self.most_cost else most
+
     cdef inline int64_t now(self) except? -1:
         cdef int64_t now_ns = relay_monotonic_ns() if self.monotonic else -1
         return now_ns if now_ns >= 0 else to_int64("now_ns", self.clock.now_ns())

@@ -18,7 +18,7 @@ from relay._core.tickets cimport Batches, DeskBase, Gate, Replies, Run, TicketBa
 
 from sys import modules
 
-from relay._core.queue import CLOSED_PARAMS, CLOSED_STEP
+from relay._core.queue import CLOSED_DEADLINE, CLOSED_PARAMS, CLOSED_STEP
 
 from relay.errors import StaleToken
 

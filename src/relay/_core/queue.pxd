@@ -15,8 +15,9 @@ cdef struct Choice:         # of the members of a batch
 
 cdef class Door:
     cdef int64_t admit_one(
-        self, object owner, int64_t key, int64_t now, int64_t size, int32_t level, int64_t due
+        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due
     ) except? -3
+    cdef int64_t up_to(self, int64_t level) noexcept
     cdef int choose_members(
         self, Choice* choice, object costs, object places, list handles, list owners, list late
     ) except -1

@@ -114,6 +114,8 @@ cdef class DeskBase:
     cdef public set crew
     cdef public list _idle_watchers
     cdef public object room
+    cdef public object arm
+    cdef public object predict_ns
     cdef public bint refusing
     cdef public bint closed
     cdef public bint forked
@@ -129,12 +131,13 @@ cdef class DeskBase:
     cdef object now_ns
     cdef object size_of
     cdef int64_t most_size
-    cdef int64_t level
-    cdef int64_t key_base
-    cdef int64_t key_shift
-    cdef int64_t allowance_ns
+    cdef object tier
+    cdef int64_t usual
+    cdef int64_t time_bits
+    cdef int64_t step_bits
+    cdef list allowances_ns
 
-    cdef object admitted(self, object item)
+    cdef object admitted(self, object item, object priority, object deadline)
 
 
 cdef class Waiting:
@@ -158,6 +161,8 @@ cdef class Waiting:
 cdef class Asking:
     cdef object relay
     cdef object item
+    cdef object priority
+    cdef object deadline
     cdef object loop
     cdef Waiting waits
     cdef object inner           # who goes on, ELSEWHERE

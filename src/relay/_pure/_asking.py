@@ -1,4 +1,4 @@
-"""Asking: the short way of a request that asks for nothing special, from the item to a ticket with a place."""
+"""Asking: the short way of a request with at most a priority and a deadline, from the item to a ticket with a place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 __all__ = ["Asking", "DeskBase", "ask"]
 
+NS = 1_000_000_000
+LONGEST_S = 4_611_686_018.0
+"""A longer deadline is none, and goes the long way."""
+
 
 class DeskBase:
     """What a desk is asked for with every request.
 
     Attributes:
+        arm: Make sure that the alarm is awake by a time.
         open: The tickets that have not ended.
         crew: Numbers of the threads that answers come from: to wait there is to wait for oneself.
         refusing: It takes no more.
@@ -20,14 +25,16 @@ class DeskBase:
         forked: It is the parent's, and this is a child.
         started: The lanes have been started.
         monotonic: Its clock is the machine's own, and nobody needs to be told of waits on it.
+        predict_ns: When a request would be answered, from how many are ahead of it, its size and the time; None where
+            nothing is refused by prediction.
         urgent: Something more urgent than BATCH has come, ever.
         urgent_below: A request of a priority below this is told of.
         room: Its ``waiting`` callers stand in line for a place.
     """
 
     __slots__ = (
-        "_idle_watchers", "_short", "closed", "crew", "forked", "monotonic", "open", "refusing", "room", "started",
-        "urgent", "urgent_below",
+        "_idle_watchers", "_short", "arm", "closed", "crew", "forked", "monotonic", "open", "predict_ns", "refusing",
+        "room", "started", "urgent", "urgent_below",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -37,6 +44,8 @@ class DeskBase:
         self._idle_watchers: list[Callable[[], object]] = []
         self.urgent_below = 0
         self.room: Any = None
+        self.arm: Callable[[int], object] = bool
+        self.predict_ns: Callable[[int, int, int], int] | None = None
         self._short: tuple[Any, ...] | None = None
 
     def open_short_way(
@@ -46,10 +55,11 @@ class DeskBase:
         now_ns: Callable[[], int],
         size: Callable[[Any], int] | None,
         most_size: int | None,
-        level: int,
-        key_base: int,
-        key_shift: int,
-        allowance_ns: int,
+        tier: Callable[[Any], int],
+        usual: int,
+        time_bits: int,
+        step_bits: int,
+        allowances_ns: list[int],
     ) -> None:
         """Have `enter` admit requests. For a desk whose requests need nothing but a place.
 
@@ -59,36 +69,58 @@ class DeskBase:
             now_ns: Reads the clock.
             size: What an item counts for; None if each counts for 1.
             most_size: What it may count for at most; None for no limit.
-            level: The priority of requests that name none.
-            key_base, key_shift: A request's key is ``key_base | due_ns >> key_shift``.
-            allowance_ns: From its arrival until it is overdue.
+            tier: Makes a number of a priority.
+            usual: The priority of requests that name none.
+            time_bits, step_bits: A request's key is ``priority << time_bits | ns >> step_bits``, with the time when it
+                is overdue, or its deadline, if that is earlier.
+            allowances_ns: For each priority, the time from its arrival until a request is overdue.
         """
-        self._short = ticket, queue, now_ns, size, most_size, level, key_base, key_shift, allowance_ns
+        self._short = ticket, queue, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances_ns
 
-    def enter(self, item: Any) -> Any:
-        """A ticket with a place for an item without keywords; None, and nothing has been done, where that takes more
-        than a place.
+    def enter(self, item: Any, priority: Any = None, deadline: Any = None) -> Any:
+        """A ticket with a place for an item; None, and nothing has been done, where that takes more than a place.
+
+        Args:
+            item: The item.
+            priority: As the user gave it.
+            deadline: Likewise, in seconds.
 
         Raises:
-            Exception: As the size of the item, or a lane that cannot be woken.
+            Overloaded: By prediction it would be answered too late.
+            Exception: As the priority or the size of the item, or an alarm or a lane that cannot be woken.
         """
         short = self._short
         if short is None or self.refusing or not self.started or self.room.waiting:
             return None
-        ticket_of, queue, now_ns, size_of, most_size, level, key_base, key_shift, allowance_ns = short
+        ticket_of, queue, now_ns, size_of, most_size, tier, level, time_bits, step_bits, allowances_ns = short
+        if priority is not None:
+            level = tier(priority)
         if level < self.urgent_below:
             return None
+        limit_ns = -1
+        if deadline is not None:
+            if type(deadline) not in (int, float) or not 0 < deadline < LONGEST_S:
+                return None
+            limit_ns = max(int(deadline * NS), 1)
         size = 1 if size_of is None else size_of(item)
         if most_size is not None and size > most_size:
             return None
         arrival_ns = now_ns()
+        due_ns = first_ns = arrival_ns + allowances_ns[level]
+        deadline_ns = -1
+        if limit_ns > 0:
+            deadline_ns = arrival_ns + limit_ns
+            first_ns = min(due_ns, deadline_ns)
+            if self.predict_ns is not None:
+                ends_ns = self.predict_ns(queue.ahead(level), size, arrival_ns)
+                if ends_ns > deadline_ns:
+                    raise self._too_late(deadline_ns, ends_ns, arrival_ns)
         ticket = ticket_of(self, item, level, arrival_ns)
-        ticket.size = size
-        due_ns = arrival_ns + allowance_ns
+        ticket.size, ticket._deadline_ns = size, deadline_ns
         self.open.add(ticket)
         try:
-            key = key_base | due_ns >> key_shift
-            handle = queue.admit(ticket, key, arrival_ns, -1, size, 0, -1, False, level, due_ns)
+            key = level << time_bits | first_ns >> step_bits
+            handle = queue.admit(ticket, key, arrival_ns, deadline_ns, size, 0, -1, False, level, due_ns)
         except BaseException:
             self.open.discard(ticket)
             raise
@@ -96,42 +128,59 @@ class DeskBase:
             self.open.discard(ticket)
             return None
         ticket._handle = handle
+        if deadline_ns >= 0:
+            try:
+                self.arm(deadline_ns)
+            except BaseException:
+                self.cancel(ticket)
+                raise
         if self.closed:
             self._send_away(ticket)  # close() ran between the check and the admission and did not see it
         return ticket
+
+    # What the subclass does.
+
+    def cancel(self, ticket: Any) -> bool:
+        """End one waiter's request."""
+        raise NotImplementedError
+
+    def _too_late(self, deadline_ns: int, ends_ns: int, now_ns: int) -> Exception:
+        raise NotImplementedError
 
     def _send_away(self, owner: Any) -> None:
         raise NotImplementedError
 
 
-def ask(relay: Any, item: Any) -> Any:
-    """Block for the answer of an item without keywords.
+def ask(relay: Any, item: Any, priority: Any = None, deadline: Any = None) -> Any:
+    """Block for the answer of an item.
 
     Args:
-        relay: Whose. ``_desk`` is a `DeskBase`; ``_call(item)`` blocks for the answer of any request,
-            ``_call(item, ticket)`` for that of one with a ticket.
+        relay: Whose. ``_desk`` is a `DeskBase`; ``_call(item, ticket, priority, deadline)`` blocks for the answer of
+            one that has a ticket, or has none yet.
         item: The item.
+        priority, deadline: As the user gave them.
 
     Raises:
         Exception: As ``_call``.
     """
-    ticket = relay._desk.enter(item)
-    return relay._call(item) if ticket is None else relay._call(item, ticket)
+    return relay._call(item, relay._desk.enter(item, priority, deadline), priority, deadline)
 
 
 class Asking(Coroutine[Any, Any, Any]):
-    """The coroutine of a request without keywords. Cancelling it cancels the request.
+    """The coroutine of a request that has at most a priority and a deadline. Cancelling it cancels the request.
 
     Args:
-        relay: Whose; it is held until the answer is there. ``_desk`` is a `DeskBase`, ``_answer(item)`` the coroutine
-            of any request, ``_persist(ticket, item)`` that of one with a ticket, which may lose its place.
+        relay: Whose; it is held until the answer is there. ``_desk`` is a `DeskBase`, ``_answer(item, priority,
+            deadline)`` the coroutine of any request, ``_persist(ticket, item, priority)`` that of one with a ticket,
+            which may lose its place.
         item: The item.
+        priority, deadline: As the user gave them.
     """
 
     __slots__ = ("__weakref__", "_steps")
 
-    def __init__(self, relay: Any, item: Any) -> None:
-        self._steps: Coroutine[Any, Any, Any] = _named(_ask(relay, item))
+    def __init__(self, relay: Any, item: Any, priority: Any = None, deadline: Any = None) -> None:
+        self._steps: Coroutine[Any, Any, Any] = _named(_ask(relay, item, priority, deadline))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("__name__", "__qualname__"):  # for the names of tasks
@@ -165,7 +214,9 @@ def _named(steps: Any) -> Any:
     return steps
 
 
-async def _ask(relay: Any, item: Any) -> Any:
+async def _ask(relay: Any, item: Any, priority: Any, deadline: Any) -> Any:
     asyncio.get_running_loop()  # before anything is asked
-    ticket = relay._desk.enter(item)
-    return await (relay._answer(item) if ticket is None else relay._persist(ticket, item))
+    ticket = relay._desk.enter(item, priority, deadline)
+    if ticket is None:
+        return await relay._answer(item, priority, deadline)
+    return await relay._persist(ticket, item, priority)

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any
 
+from relay._pure import queue
+from relay._pure._station import OVERHEAD_NS
+
 __all__ = ["LaneBase"]
+
+FAR_NS = 2.0**61
+"""No prediction is longer, so that three of them can be added."""
 
 
 class LaneBase:
@@ -102,6 +108,36 @@ class LaneBase:
         token, self._token = self._token, None
         if token is not None:
             token.release()
+
+    def answer_ns(self, ahead: int, size: int, now_ns: int) -> int:
+        """When a request would be answered, if this is the only lane; see `relay.admission`.
+
+        Args:
+            ahead: How many would come before it.
+            size: What it counts for.
+            now_ns: The time, and the answer while nothing has been learned.
+        """
+        station = self.station
+        cost = station.cost
+        if not cost.learned:
+            return now_ns
+        width = max(station.mean_width, size)
+        most = station.full(width)
+        free_ns, largest = now_ns, 0
+        work = self.busy
+        if work is not None:
+            largest = work.size
+            if work.run.why == queue.CLOSED_DEADLINE:
+                most = min(most, largest)  # and so will the next ones be, until fewer are let in
+            began_ns, items, wide = self._began
+            free_ns = max(began_ns + int(min(cost.predict(items, wide)[0], FAR_NS)), now_ns)
+        batches, members = ahead // most, ahead % most + 1
+        if batches:
+            free_ns += int(min((batches + 1) * (cost.predict(most, width)[0] + OVERHEAD_NS), FAR_NS))
+            members = most
+        elif free_ns > now_ns:
+            members = min(most, max(members, largest))
+        return free_ns + min(int(cost.finish_ns(members, width)), int(FAR_NS)) + OVERHEAD_NS
 
     # On a thread of its own.
 

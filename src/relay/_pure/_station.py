@@ -118,6 +118,11 @@ class StationBase:
                 return *taken[:3], CLOSED_GROUP, *taken[4:]
         return taken
 
+    def full(self, width: int) -> int:
+        """How many members of this size a batch has at most."""
+        most: int = self.steering.limit
+        return max(1, min(most, self._most_cost // width)) if self._most_cost else most
+
     def plan(self, now_ns: int, ready: int) -> tuple[int, int] | None:
         """Whether to wait for more than is ready; see `Linger.plan`."""
         linger = self.linger
