@@ -193,6 +193,7 @@ def test_joined_between_the_look_and_the_drop(lab: Lab, letters: Any, monkeypatc
     monkeypatch.setitem(names, "wanted", look)
     tokenizer.free()
     assert plug.result(30) == "plug"
+    lab.wait_until(lambda: bool(joined and joined[0]))
     assert joined[0].result(30) == "x"
     del desk._drop_if_unwanted
     lab.idle(r)

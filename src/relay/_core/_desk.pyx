@@ -65,6 +65,8 @@ cdef class DeskBase:
                 limit_ns = <int64_t>deadline * NS
             else:
                 limit_ns = max(<int64_t>(<double>deadline * NS), <int64_t>1)
+        if self.door.is_full():
+            return None
         if self.size_of is not None:
             size = to_int64("size", self.size_of(item))
             if self.limited and size > self.most_size:

@@ -253,6 +253,7 @@ cdef class Members(Seen):
         cdef int64_t handle = arena_handle(a, slot)
         if b.n == 0:
             b.group = a.group[slot]
+        self.cover(slot)
         arena_commit(a, handle)     # what is in line is QUEUED and not pinned, and nobody comes in between
         self.discount(slot)
         timers_disarm(&self.timers.s, slot)

@@ -9,6 +9,7 @@ cdef enum:
     WAITS = 3           # may be passed over
     CHOSEN = 4
     NEAR = 5            # its deadline is
+    OUT = -2
     ROUNDS = 3          # times that a choice is made anew at most
 
 
@@ -40,6 +41,9 @@ cdef class Door:
 
     cdef int64_t up_to(self, int64_t level) noexcept:
         return 0
+
+    cdef bint is_full(self) noexcept:
+        return False
 
     cdef int choose_members(
         self, Choice* choice, object costs, object places, list handles, list owners, list late
@@ -75,6 +79,8 @@ cdef class Queued(Door):
     cdef Other* others
     cdef int32_t* waiting
     cdef uint8_t* level
+    cdef int32_t* older                 # those that may be displaced, by priority, in the order they came: the one before
+    cdef int32_t* younger               # the one behind; OUT: it may not be displaced
     cdef bint* shared
     cdef bint* sealed                   # closed to joiners for good
     cdef int64_t newest
@@ -83,12 +89,13 @@ cdef class Queued(Door):
     cdef uint64_t parked                # one bit a lane
     cdef int32_t at_least[LANES]        # how many a parked lane waits for
     cdef int32_t counts[LEVELS]         # how many are ready, by priority
+    cdef int32_t youngest[LEVELS]       # the last of those that may be displaced
     cdef int32_t one_level              # the only priority there has been, or -1
     cdef bint mixed
     cdef int32_t promised
 
     def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None, generation=1, overdue_every=0):
-        cdef size_t n
+        cdef size_t n, i
         self.every = as_range("overdue_every", overdue_every, 0, 0x7FFFFFFF)
         self.one_level = -1
         self.wake = wake
@@ -99,7 +106,7 @@ cdef class Queued(Door):
         self._owners = [None] * capacity
         self.by_due = PriorityHeap(capacity)
         n = <size_t>self.arena.s.capacity
-        self.block = calloc(1, 8 + n * (4 * 8 + sizeof(Other) + sizeof(int32_t) + 2 * sizeof(bint) + 1))
+        self.block = calloc(1, 8 + n * (4 * 8 + sizeof(Other) + 3 * sizeof(int32_t) + 2 * sizeof(bint) + 1))
         if self.block == NULL:
             raise MemoryError(f"no memory for {n} slots")
         self.due_ns = <int64_t*>self.block
@@ -108,9 +115,15 @@ cdef class Queued(Door):
         self.sums = <double*>(self.order + n)
         self.others = <Other*>(self.sums + n + 1)
         self.waiting = <int32_t*>(self.others + n)
-        self.shared = <bint*>(self.waiting + n)
+        self.older = self.waiting + n
+        self.younger = self.older + n
+        self.shared = <bint*>(self.younger + n)
         self.sealed = self.shared + n
         self.level = <uint8_t*>(self.sealed + n)
+        for i in range(n):
+            self.younger[i] = OUT
+        for i in range(LEVELS):
+            self.youngest[i] = -1
 
     def __dealloc__(self):
         free(self.block)
@@ -179,6 +192,36 @@ cdef class Queued(Door):
                     self.enter_due(slot)
 
     @final
+    cdef inline void expose(self, int32_t slot) noexcept:
+        # It may be displaced from now on.
+        cdef int32_t before = self.youngest[self.level[slot]], behind = -1
+        while before >= 0 and self.serial[before] > self.serial[slot]:
+            behind = before
+            before = self.older[before]
+        self.older[slot] = before
+        self.younger[slot] = behind
+        if before >= 0:
+            self.younger[before] = slot
+        if behind >= 0:
+            self.older[behind] = slot
+        else:
+            self.youngest[self.level[slot]] = slot
+
+    @final
+    cdef inline void cover(self, int32_t slot) noexcept:
+        # It may not, any more.
+        cdef int32_t before = self.older[slot], behind = self.younger[slot]
+        if behind == OUT:
+            return
+        if before >= 0:
+            self.younger[before] = behind
+        if behind >= 0:
+            self.older[behind] = before
+        else:
+            self.youngest[self.level[slot]] = before
+        self.younger[slot] = OUT
+
+    @final
     cdef int64_t lease(
         self, object owner, int64_t key, int64_t now, int64_t deadline, int32_t cost, int32_t group, int32_t ids,
         int32_t level, int64_t due,
@@ -196,6 +239,7 @@ cdef class Queued(Door):
         self.level[slot] = <uint8_t>level
         self.due_ns[slot] = due
         self.shared[slot] = self.sealed[slot] = False
+        self.expose(slot)
         if level != self.one_level:
             self.see(level)
         if deadline >= 0:
@@ -214,6 +258,7 @@ cdef class Queued(Door):
     cdef inline int forget(self, int32_t slot, int64_t handle) except -1:
         if heap_remove(&self.heap.s, slot):
             self.discount(slot)
+        self.cover(slot)
         timers_disarm(&self.timers.s, slot)
         dedup_delete(&self.dedup.s, handle)
         self._owners[slot] = None

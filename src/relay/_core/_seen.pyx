@@ -47,6 +47,9 @@ cdef class Seen(Queued):
             found += self.counts[i]
         return found
 
+    cdef bint is_full(self) noexcept:
+        return self.arena.s.free_slots <= self.promised
+
     def head_level(self):
         """The priority of the first in line, or -1 if nothing is ready."""
         return self.level[heap_peek(&self.heap.s)] if self.heap.s.size else -1
@@ -103,7 +106,7 @@ cdef class Seen(Queued):
     cdef int check_order(self) except -1:
         cdef Heap* h = &self.heap.s
         cdef int32_t found[LEVELS]
-        cdef int32_t i, slot, due = 0
+        cdef int32_t i, slot, due = 0, exposed = 0
         cdef int lane
         cdef bint kept = True
         memset(found, 0, sizeof(found))
@@ -117,6 +120,17 @@ cdef class Seen(Queued):
             raise AssertionError("those that are ready are miscounted by priority; this is a bug in relay")
         if not kept or due != self.by_due.s.size:
             raise AssertionError("the order of due times is not that of those that are ready; this is a bug in relay")
+        for slot in range(self.arena.s.capacity):
+            exposed += self.is_queued(arena_handle(&self.arena.s, slot)) and not self.shared[slot]
+        for i in range(LEVELS):
+            slot = self.youngest[i]
+            while slot >= 0:
+                exposed -= 1
+                kept &= self.level[slot] == i and self.younger[slot] != OUT and not self.shared[slot]
+                kept &= self.older[slot] < 0 or self.serial[self.older[slot]] < self.serial[slot]
+                slot = self.older[slot]
+        if exposed or not kept:
+            raise AssertionError("those that may be displaced are not in order of arrival; this is a bug in relay")
         for lane in range(LANES):
             if self.parked >> lane & 1 and self.at_least[lane] <= 0:
                 raise AssertionError("a lane is parked that waits for nothing; this is a bug in relay")

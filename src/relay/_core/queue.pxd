@@ -18,6 +18,7 @@ cdef class Door:
         self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due
     ) except? -3
     cdef int64_t up_to(self, int64_t level) noexcept
+    cdef bint is_full(self) noexcept
     cdef int choose_members(
         self, Choice* choice, object costs, object places, list handles, list owners, list late
     ) except -1

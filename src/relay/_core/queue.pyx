@@ -125,6 +125,7 @@ The queue of one model."""
         if code == DROP_FREED:
             self.forget(state_slot(h), h)
         elif code == DROP_DEFERRED:
+            self.cover(state_slot(h))
             timers_disarm(&self.timers.s, state_slot(h))
             dedup_delete(&self.dedup.s, h)
         return code
@@ -146,7 +147,7 @@ The queue of one model."""
         """Makes a queued request more urgent, keeping its place among equals."""
         cdef int64_t h = to_int64("handle", handle), order = to_int64("key", key), due = to_int64("due_ns", due_ns)
         cdef int32_t priority = to_level(level, -1), slot = state_slot(h)
-        cdef bint ready, sooner, first, earlier
+        cdef bint ready, exposed, sooner, first, earlier
         if not self.is_queued(h):
             return False
         ready = heap_has(&self.heap.s, slot)
@@ -160,7 +161,11 @@ The queue of one model."""
             if ready:
                 self.counts[self.level[slot]] -= 1
                 self.counts[priority] += 1
+            exposed = self.younger[slot] != OUT
+            self.cover(slot)
             self.level[slot] = <uint8_t>priority
+            if exposed:
+                self.expose(slot)
             if priority != self.one_level:
                 self.see(priority)
         if earlier:
@@ -176,21 +181,18 @@ The queue of one model."""
         if not arena_live(&self.arena.s, h):
             return False
         self.shared[state_slot(h)] = True
+        self.cover(state_slot(h))
         return True
 
     def displace(self, level):
         """Drops the newest queued request of the least urgent priority below `level`; its handle and owner."""
-        cdef ArenaTable* a = &self.arena.s
-        cdef int64_t least = to_level(level, 0), newest = INT64_MAX, handle
-        cdef int32_t slot, found = -1
-        for slot in range(a.capacity):
-            if self.level[slot] < least or (self.level[slot] == least and self.serial[slot] <= newest):
-                continue
-            if not self.shared[slot] and self.is_queued(arena_handle(a, slot)):
-                found, least, newest = slot, self.level[slot], self.serial[slot]
-        if found < 0:
+        cdef int64_t least = LEVELS - 1, most = to_level(level, 0), handle
+        while least > most and self.youngest[least] < 0:
+            least -= 1
+        if least <= most:
             return -1, None
-        handle, owner = arena_handle(a, found), self._owners[found]
+        handle = arena_handle(&self.arena.s, self.youngest[least])
+        owner = self._owners[self.youngest[least]]
         self.drop(handle)
         return handle, owner
 

@@ -102,6 +102,8 @@ class DeskBase:
             if type(deadline) not in (int, float) or not 0 < deadline < LONGEST_S:
                 return None
             limit_ns = max(int(deadline * NS), 1)
+        if queue.free <= 0:
+            return None  # before the user's `size` is asked, which the long way does as well
         size = 1 if size_of is None else size_of(item)
         if most_size is not None and size > most_size:
             return None
