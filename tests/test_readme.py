@@ -28,6 +28,13 @@ def test_first_60_seconds() -> None:
     run = subprocess.run([sys.executable, "-c", _block("@relay.batched")], capture_output=True, text=True, timeout=50)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("64 answers:") and "Timing(" in run.stdout
+    (shown,) = [text for text in re.findall(r"```text\n(.*?)```", README, re.DOTALL) if "Timing(" in text]
+    assert _form(shown) == _form(run.stdout)
+
+
+def _form(output: str) -> str:
+    """An output without what differs from run to run: its numbers, and which side runs."""
+    return re.sub(r"\((native|pure)\)", "(side)", re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", output))
 
 
 def test_first_60_seconds_need_no_torch() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import inspect
 import logging
 import threading
 import weakref
@@ -39,8 +40,11 @@ class Lodger(Protocol):
     @property
     def idle(self) -> bool: ...
 
+    def loses(self, loop: _Loop) -> bool:
+        """A loop has closed. Whether it ran there: then it does nothing until `bereft` has been called."""
+
     def bereft(self) -> None:
-        """Its loop has closed under it, and `loop` is None now."""
+        """Its loop has closed under it."""
 
 
 class Home:
@@ -105,10 +109,9 @@ class Home:
         self._unwatch(loop)
         for lane in self.lanes:
             with self.lock:
-                if lane.loop is not loop:
-                    continue
-                lane.loop = None
-            lane.bereft()
+                lost = lane.loses(loop)
+            if lost:
+                lane.bereft()
 
     def resting(self, loop: _Loop) -> None:
         """A lane has nothing more to do. A makeshift loop that no lane needs now is left, so that the next request may
@@ -241,6 +244,22 @@ def loop_closed_error() -> Closed:
         "loop",
         reason="loop_closed",
     )
+
+
+def stops_loop(error: BaseException) -> bool:
+    """Whether an error is not the model's, although it came up there: Ctrl-C, or the ``sys.exit()`` of a signal's
+    handler, is raised wherever the main thread happens to be. As in any task, it is for whoever runs the loop there."""
+    return issubclass(type(error), KeyboardInterrupt | SystemExit) and (
+        threading.current_thread() is threading.main_thread()
+    )
+
+
+def thrown_away(task: asyncio.Task[None]) -> None:
+    """Have Python say nothing of a task that goes with its loop: it is seen to."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine = task.get_coro()
+    if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+        coroutine.close()  # or Python would say that nobody awaited it
 
 
 def is_running(task: asyncio.Task[None]) -> bool:

@@ -56,12 +56,22 @@ class Lane(lanes.LaneBase):
         """True if it runs, or has not been needed yet, and does not stumble."""
         raise NotImplementedError
 
-    def stumble(self, error: BaseException) -> float:
+    def stumble(self, error: BaseException, running: bool = False) -> float:
         """Something has failed that is neither the model nor its batch: want of memory, or a bug. It goes on; for how
-        many seconds to rest before. Until it has worked again, it is not healthy."""
-        name = self.station.name
-        log.error("relay: a lane of %r failed outside the model; it goes on", name, exc_info=error)
+        many seconds to rest before. Until it has worked again, it is not healthy.
+
+        Unless its batch is `running`, whoever is in it ends with the error: nobody else would end them. If not even
+        that can be done they stay in `busy`, and it stumbles again after the rest."""
+        name, work = self.station.name, None if running else self.busy
         self.stumbles += 1
+        try:
+            if work is not None:
+                work.abandon(error)
+                self.busy = None
+                work.send()
+        except Exception:
+            log.exception("relay: a lane of %r could not end its batch", name)
+        log.error("relay: a lane of %r failed outside the model; it goes on", name, exc_info=error)
         try:
             self.give_back()
         except Exception:

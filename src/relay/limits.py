@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from operator import index
 
 from relay._backend import state
 
@@ -50,15 +49,16 @@ class Limits:
                 continue
             seconds = field.name.endswith("_s")
             least = 0 if seconds or field.name == "max_followers" else 1
+            given: float | None
             try:
-                given = None if isinstance(value, bool | str) else float(value) if seconds else index(value)
+                given = None if isinstance(value, bool | str) else float(value) if seconds else state.whole(value)
             except TypeError:
                 given = None
             if given is None:
                 what = "a number of seconds" if seconds else "a whole number"
                 raise ValueError(f"{field.name} must be {what}, got {value!r}")
             object.__setattr__(self, field.name, given)  # numpy's numbers become Python's
-            if not value >= least:
+            if not given >= least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value!r}")
         if self.bulk_step_s == float("inf"):
             raise ValueError("bulk_step_s must be finite; 0 means no limit")

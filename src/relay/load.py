@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from relay import nvml
+from relay._backend import state
 from relay.clock import MONOTONIC, NS, Clock
 from relay.fork import survivors
 
@@ -82,8 +83,10 @@ class Device:
     """
 
     def __init__(self, which: int | str = 0, clock: Clock | None = None) -> None:
-        number = isinstance(which, int) and not isinstance(which, bool) and which >= 0
-        if not number and not (isinstance(which, str) and (which == "busiest" or which.startswith(("GPU-", "MIG-")))):
+        number = None if isinstance(which, bool) else state.whole(which)
+        if number is not None and number >= 0:
+            which = number
+        elif not (isinstance(which, str) and (which == "busiest" or which.startswith(("GPU-", "MIG-")))):
             raise ValueError(f"a device is a number from 0 on, a UUID ('GPU-...') or 'busiest', got {which!r}")
         self._which = which
         self._opened: nvml.Devices | None = None  # its handles are good in this process only

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import NamedTuple
 
-from relay._backend import permits
+from relay._backend import permits, state
 from relay.clock import NS
 
 REALTIME = 0
@@ -213,8 +213,9 @@ def as_cap(caps: object) -> int:
     """
     if caps is None or isinstance(caps, Mapping):
         return -1
-    if not isinstance(caps, int):
+    cap = state.whole(caps)
+    if cap is None:
         raise TypeError(f"tenant_caps must be a number of units, or map tenants to it, got {caps!r}")
-    if caps < 0:
-        raise ValueError(f"tenant_caps must be at least 0, got {caps}; None for no limit")
-    return caps
+    if cap < 0:
+        raise ValueError(f"tenant_caps must be at least 0, got {cap}; None for no limit")
+    return cap

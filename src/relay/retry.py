@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
+from relay._backend import state
 from relay.clock import FOREVER_NS, MONOTONIC, NS, Clock, MonotonicClock, limit_ns, release_once
 from relay.errors import AcquireTimeout, Overloaded
 from relay.retry_budget import RetryBudget, finite
@@ -66,8 +67,10 @@ class Retry:
     budget: RetryBudget | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_retries, int) or self.max_retries < 0:
+        retries = state.whole(self.max_retries)
+        if retries is None or retries < 0:
             raise ValueError(f"max_retries must be a whole number of at least 0, got {self.max_retries!r}")
+        object.__setattr__(self, "max_retries", retries)
         for name, least in (("base", 0.0), ("factor", 1.0), ("cap", 0.0)):
             # As floats: powers of an int would be exact, however long that takes.
             object.__setattr__(self, name, finite(getattr(self, name), name, least))

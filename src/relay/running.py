@@ -66,25 +66,31 @@ class Running(lanes.RunningBase):
             call.time_out()
 
     def abandon(self, error: BaseException) -> None:
-        """End everybody who has not ended, for no call will return; `send` tells them. At any time, and again."""
+        """End everybody who has not ended, those too who were found too late when it was chosen, for no call will
+        return; `send` tells them. At any time, and again."""
         self._open = False
         self._call = None
         station, run, desk = self._station, self.run, self._station.desk
         if desk.forked:
             return
         replies, freed, failed = self._replies or Replies(), 0, 0
-        for handle, owner in zip(self._handles, self._owners, strict=True):
-            freed += self._close((handle,))
-            for ticket in all_of(owner):
-                failed += settle(ticket, None, member_error(error, 1, station.name), replies, run)
-            let_go(owner)
+        try:
+            for handle, owner in zip(self._handles, self._owners, strict=True):
+                freed += self._close((handle,))
+                for ticket in all_of(owner):
+                    failed += settle(ticket, None, member_error(error, 1, station.name), replies, run)
+                let_go(owner)
+            for owner in self.late:
+                for ticket in all_of(owner):
+                    failed += settle(ticket, None, member_error(error, 1, station.name), replies)
+        finally:
+            self._replies = replies  # whatever has come: who has ended is told
         self.failures = min(self.failures + freed, self.size)
         if self.argument is not None and freed:
             self.argument, run.raised, run.ended_ns = None, True, station.clock.now_ns()
             desk.counts.batch(run, freed, failed, self._part is not None)
         else:
             desk.counts.add("failed", failed)
-        self._replies = replies
 
     # Inside.
 

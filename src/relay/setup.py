@@ -10,11 +10,11 @@ from asyncio import iscoroutinefunction
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import isasyncgenfunction, isgeneratorfunction
-from operator import index
 from typing import Any, Literal
 
 import numpy as np
 
+from relay._backend import state
 from relay.clock import limit_ns
 from relay.controller import Deadline
 from relay.limits import Limits
@@ -35,12 +35,13 @@ def as_models(model: object, lanes: int) -> list[Callable[..., Any]]:
         TypeError: One cannot be called, or is a generator function.
         ValueError: There are none, or more than `MOST_LANES`, or both a list and a number of lanes.
     """
-    if isinstance(lanes, bool) or not hasattr(lanes, "__index__") or not 1 <= lanes <= MOST_LANES:
+    number = None if isinstance(lanes, bool) else state.whole(lanes)
+    if number is None or not 1 <= number <= MOST_LANES:
         raise ValueError(f"lanes must be a whole number from 1 to {MOST_LANES}, got {lanes!r}")
     if not isinstance(model, list | tuple):
         check_model(model)
-        return [model] * index(lanes)  # type: ignore[list-item]
-    if lanes != 1:
+        return [model] * number  # type: ignore[list-item]
+    if number != 1:
         raise ValueError(f"a list of models has a lane for each, so lanes={lanes} says it twice; leave it out")
     if not 1 <= len(model) <= MOST_LANES:
         raise ValueError(f"a list of models must have 1 to {MOST_LANES} of them, got {len(model)}")
@@ -198,9 +199,10 @@ def _places(reserved: Mapping[Priority, int] | None, most: int) -> tuple[tuple[i
     if reserved is not None and not isinstance(reserved, Mapping):
         raise TypeError(f"reserved must map tiers to places, such as {{relay.REALTIME: 8}}, got {reserved!r}")
     named = sorted((tier(level), count) for level, count in (reserved or {}).items())
-    for level, count in named:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"reserved must map tiers to whole numbers of places of at least 0, got {count!r}")
+    for level, given in named:
+        count = None if isinstance(given, bool) else state.whole(given)
+        if count is None or count < 0:
+            raise ValueError(f"reserved must map tiers to whole numbers of places of at least 0, got {given!r}")
         kept += count
         if kept >= most:
             raise ValueError(

@@ -61,8 +61,11 @@ class ThreadLane(Lane):
             except BaseException as error:
                 if desk.forked:
                     break
-                seconds = self.stumble(error)
-                clock.park(self._gate, clock.now_ns() + int(seconds * NS))
+                while True:
+                    seconds = self.stumble(error)
+                    clock.park(self._gate, clock.now_ns() + int(seconds * NS))
+                    if self.busy is None:
+                        break
         desk.crew.discard(threading.get_ident())
 
     def _sit(self) -> bool:

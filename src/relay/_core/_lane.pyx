@@ -44,21 +44,21 @@ cdef class LaneBase:
         self.last = Gate()
 
     cpdef pick(self, now_ns):
-        """Take the next batch, or None if there is none."""
+        """Take the next batch, or None if there is none. Where that fails, the batch stays in `busy`, for `stumble`."""
         cdef StationBase station = self.station
-        cdef list handles = [], owners = [], late = []
-        cdef Choice choice
-        cdef RunningBase work
-        station.choose(&choice, to_int64("now_ns", now_ns), handles, owners, late)
-        if late:
-            (<object>station.desk).dropped_late(late, now_ns)
-            (<object>station.desk).made_room()
-        if not handles:
-            return None
-        work = RunningBase.__new__(station.work)
-        work.begin(station, handles, owners, choice.now, choice.why, choice.width, choice.real)
+        # Made and noted first: from the moment in which somebody is committed there is who ends them.
+        cdef RunningBase work = RunningBase.__new__(station.work)
+        work.begin(station, to_int64("now_ns", now_ns))
         self.busy = work
-        self._began = now_ns, len(handles), choice.width
+        station.choose(work)
+        if work.late:
+            (<object>station.desk).dropped_late(work.late, now_ns)
+            work.late = []
+            (<object>station.desk).made_room()
+        if not work.size:
+            self.busy = None
+            return None
+        self._began = now_ns, work.size, work.run.width
         return work
 
     cpdef rest(self, now_ns):

@@ -18,13 +18,14 @@ cdef class BatchView:
 
 
 cdef class RunningBase:
-    """RunningBase(station, now_ns, taken)
+    """RunningBase(station, now_ns)
 --
 
 """
     cdef public StationBase _station
     cdef public list _handles
     cdef public list _owners
+    cdef public list late
     cdef public object _splitter
     cdef public object _part
     cdef public object _call
@@ -38,23 +39,15 @@ cdef class RunningBase:
     cdef public int64_t run_ns
     cdef public bint _open
 
-    def __init__(self, station, now_ns, taken):
-        handles, owners, _, why, width, real = taken
-        self.begin(
-            station, handles, owners, to_int64("now_ns", now_ns), to_int64("why", why), to_int64("width", width),
-            to_int64("real", real),
-        )
+    def __init__(self, station, now_ns):
+        self.begin(station, to_int64("now_ns", now_ns))
 
-    cdef int begin(
-        self, StationBase station, list handles, list owners, int64_t now_ns, int64_t why, int64_t width, int64_t real
-    ) except -1:
+    cdef int begin(self, StationBase station, int64_t now_ns) except -1:
         cdef Run run = Run.__new__(Run)
         run.committed_ns = run.started_ns = run.ended_ns = now_ns
-        run.size, run.why, run.width, run.real = len(handles), why, width, real
+        run.width = 1
         self._station = station
-        self._handles = handles
-        self._owners = owners
-        self.size = run.size
+        self._handles, self._owners, self.late = [], [], []
         self.run = run
         self._open = True
         return 0

@@ -89,13 +89,15 @@ cdef class StationBase:
 
     def take(self, now_ns):
         """Choose and commit the members of a batch; see `RequestQueue.take`."""
-        cdef Choice choice
-        cdef list handles = [], owners = [], late = []
-        self.choose(&choice, to_int64("now_ns", now_ns), handles, owners, late)
-        return handles, owners, late, choice.why, choice.width, choice.real
+        cdef RunningBase work = RunningBase.__new__(self.work)
+        work.begin(self, to_int64("now_ns", now_ns))
+        self.choose(work)
+        return work._handles, work._owners, work.late, work.run.why, work.run.width, work.run.real
 
-    cdef int choose(self, Choice* choice, int64_t now_ns, list handles, list owners, list late) except -1:
+    cdef int choose(self, RunningBase work) except -1:
         cdef tuple line = self.cost.coefficients
+        cdef Choice choice
+        cdef Run run = work.run
         cdef int64_t memory
         if line is not self.line:
             self.line = line
@@ -105,16 +107,18 @@ cdef class StationBase:
         if memory and (not choice.most_cost or memory < choice.most_cost):
             choice.most_cost = memory
         choice.most = to_int32("limit", self.steering.limit)
-        choice.now = now_ns
+        choice.now = run.committed_ns
         choice.step = self.step_ns if self.desk.urgent else 0
         choice.look = self.look
         choice.finish = self.finish
-        self.queue.choose_members(choice, self.costs, self.places, handles, owners, late)
-        if owners:
+        self.queue.choose_members(&choice, self.costs, self.places, work._handles, work._owners, work.late)
+        run.why, run.width, run.real = choice.why, choice.width, choice.real
+        work.size = run.size = len(work._handles)
+        if work.size:
             if self.linger.watching:
-                self.linger.taken(now_ns, [(<TicketBase>owner)._arrival_ns for owner in owners])
+                self.linger.taken(choice.now, [(<TicketBase>owner)._arrival_ns for owner in work._owners])
             if self.grouped and choice.why == SHUT_PARAMS_:
-                choice.why = <int32_t>SHUT_GROUP
+                run.why = SHUT_GROUP
         return 0
 
     def plan(self, now_ns, ready):

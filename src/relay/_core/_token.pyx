@@ -18,11 +18,12 @@ def check_priority(priority):
                 f"unknown priority {priority!r}; use one of {', '.join(NAMES)}, or a number from 0 to {MAX_PRIORITY}"
             )
         return NAMES[priority.lower()]
-    if not isinstance(priority, int):
+    level = whole(priority)
+    if level is None:
         raise TypeError(f"priority must be an int from 0 to 255 or a name, got {type(priority).__name__}")
-    if not 0 <= priority <= 255:
-        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {priority}")
-    return int(priority)
+    if not 0 <= level <= 255:
+        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {level}")
+    return level
 
 
 cdef int32_t size_of(str name, object value, int least) except -1:

@@ -48,6 +48,8 @@ from asyncio import get_running_loop as the_running_loop
 from collections.abc import Coroutine
 from time import monotonic_ns
 
+from relay._core.state import whole
+
 from relay.errors import Closed, Overloaded, StaleToken, TokenRevoked, TooLarge
 
 __all__ = [

@@ -7,14 +7,15 @@ without a lock. Invariant: a generation names exactly one lease, for every edge 
 generation.
 """
 
-from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.number cimport PyNumber_Index
 from libc.stdlib cimport calloc, free
 from libcpp.atomic cimport memory_order_relaxed
 
 __all__ = [
     "BUSY", "DROPPED", "EDGES", "GEN_BITS", "IDLE", "MAX_GENERATION", "MAX_SLOTS", "NAMES", "NO_HANDLE", "PINNED",
     "QUEUED", "REVOKE", "SLOT_BITS", "StateWords", "edge", "flags_of", "generation_of", "handle_generation",
-    "handle_of", "legal", "next_generation", "slot_of", "state_of", "word",
+    "handle_of", "legal", "next_generation", "slot_of", "state_of", "whole", "word",
 ]
 
 MAX_GENERATION = (1 << 41) - 1
@@ -26,25 +27,37 @@ cdef int64_t MAX_WORD = (<int64_t>1 << (8 + GEN_BITS)) - 1
 cdef int64_t MAX_HANDLE = 0x7FFFFFFFFFFFFFFF
 
 
+def whole(value):
+    """The int that an argument is, or stands for, or None."""
+    if PyLong_CheckExact(value):
+        return value
+    try:
+        return int(PyNumber_Index(value))
+    except TypeError:
+        return None
+
+
 cdef int64_t as_int64(str name, object value) except? -2:
     cdef int overflow = 0
     cdef int64_t result
-    if not isinstance(value, int):
+    number = whole(value)
+    if number is None:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    result = PyLong_AsLongLongAndOverflow(value, &overflow)
+    result = PyLong_AsLongLongAndOverflow(number, &overflow)
     if overflow:
-        raise OverflowError(f"{name} {int(value)} does not fit in 64 bits")
+        raise OverflowError(f"{name} {number} does not fit in 64 bits")
     return result
 
 
 cdef int32_t as_int32(str name, object value) except? -2:
     cdef int overflow = 0
     cdef int64_t result
-    if not isinstance(value, int):
+    number = whole(value)
+    if number is None:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    result = PyLong_AsLongLongAndOverflow(value, &overflow)
+    result = PyLong_AsLongLongAndOverflow(number, &overflow)
     if overflow or result != <int32_t>result:
-        raise OverflowError(f"{name} {int(value)} does not fit in 32 bits")
+        raise OverflowError(f"{name} {number} does not fit in 32 bits")
     return <int32_t>result
 
 

@@ -55,16 +55,19 @@ class LaneBase:
         self._woken = False
 
     def pick(self, now_ns: int) -> Any:
-        """Take the next batch, or None if there is none."""
+        """Take the next batch, or None if there is none. Where that fails, the batch stays in `busy`, for `stumble`."""
         station = self.station
-        taken = station.take(now_ns)
-        if taken[2]:
-            station.desk.dropped_late(taken[2], now_ns)
+        # Made and noted first: from the moment in which somebody is committed there is who ends them.
+        self.busy = work = station._work(station, now_ns)
+        station._choose(now_ns, work)
+        if work.late:
+            station.desk.dropped_late(work.late, now_ns)
+            work.late = []
             station.desk.made_room()
-        if not taken[0]:
+        if not work.size:
+            self.busy = None
             return None
-        self.busy = work = station._work(station, now_ns, taken)
-        self._began = now_ns, len(taken[0]), taken[4]
+        self._began = now_ns, work.size, work.run.width
         return work
 
     def rest(self, now_ns: int) -> tuple[bool, int | None]:

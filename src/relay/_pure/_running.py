@@ -36,10 +36,10 @@ class RunningBase:
 
     Args:
         station: What the lane works with.
-        now_ns: When its members were committed.
-        taken: What `RequestQueue.take` gave.
+        now_ns: When its members are committed. There are none before the station has chosen them.
 
     Attributes:
+        late: Those who were found too late meanwhile, until they have been ended.
         argument, keywords: What to call the model with, after `open` has said yes.
         current: What the model may ask about the batch.
         run: The times of the present call; those of the last one once all has ended.
@@ -50,15 +50,16 @@ class RunningBase:
 
     __slots__ = (
         "_call", "_handles", "_open", "_owners", "_part", "_replies", "_splitter", "_station", "argument", "current",
-        "failures", "keywords", "run", "run_ns", "size",
+        "failures", "keywords", "late", "run", "run_ns", "size",
     )  # fmt: skip
 
-    def __init__(self, station: Any, now_ns: int, taken: tuple[list[int], list[Any], list[Any], int, int, int]) -> None:
+    def __init__(self, station: Any, now_ns: int) -> None:
         self._station = station
-        self._handles: list[int] = taken[0]
-        self._owners: list[Any] = taken[1]
-        self.size = len(taken[0])
-        self.run = Run(now_ns, self.size, taken[3], taken[4], taken[5])
+        self._handles: list[int] = []
+        self._owners: list[Any] = []
+        self.late: list[Any] = []
+        self.size = 0
+        self.run = Run(now_ns, 0)
         self._splitter: Any = None
         self._part: Sequence[int] | None = None  # of the members; None for all of them
         self._call: Any = None  # under way, where its time is limited
@@ -69,6 +70,12 @@ class RunningBase:
         self.current: Any = None
         self.failures = 0
         self.run_ns = 0
+
+    def _taken(self, taken: tuple[list[int], list[Any], list[Any], int, int, int]) -> None:
+        """What `RequestQueue.take` gave."""
+        run = self.run
+        self._handles, self._owners, self.late, run.why, run.width, run.real = taken
+        self.size = run.size = len(self._handles)
 
     def open(self) -> bool:
         """Make the next call ready. False once every member has been answered."""

@@ -93,6 +93,12 @@ class StationBase:
 
     def take(self, now_ns: int) -> tuple[list[int], list[Any], list[Any], int, int, int]:
         """Choose and commit the members of a batch; see `RequestQueue.take`."""
+        work = self._work(self, now_ns)
+        self._choose(now_ns, work)
+        return work._handles, work._owners, work.late, work.run.why, work.run.width, work.run.real
+
+    def _choose(self, now_ns: int, work: Any) -> None:
+        """Choose and commit the members of a batch, for which `work` has been made."""
         if (line := self.cost.coefficients) is not self._line:
             self._line = line
             self._costs = (line[0] + OVERHEAD_NS, *line[1:]) if self.cost.learned else None
@@ -101,7 +107,7 @@ class StationBase:
         if memory and (not most_cost or memory < most_cost):
             most_cost = memory
         ways = self.ways
-        taken: tuple[list[int], list[Any], list[Any], int, int, int] = self.desk.queue.take(
+        taken = self.desk.queue.take(
             self.steering.limit,
             most_cost,
             now_ns,
@@ -111,12 +117,12 @@ class StationBase:
             ways.places,
             ways.finish,
         )
-        if taken[0]:
+        work._taken(taken)  # before anything else that may fail
+        if work.size:
             if self.linger.watching:
-                self.linger.taken(now_ns, [owner._arrival_ns for owner in taken[1]])
-            if ways.grouped and taken[3] == queue.CLOSED_PARAMS:
-                return *taken[:3], CLOSED_GROUP, *taken[4:]
-        return taken
+                self.linger.taken(now_ns, [owner._arrival_ns for owner in work._owners])
+            if ways.grouped and work.run.why == queue.CLOSED_PARAMS:
+                work.run.why = CLOSED_GROUP
 
     def full(self, width: int) -> int:
         """How many members of this size a batch has at most."""

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from relay._pure._budget import MAX_PRIORITY
-from relay._pure.state import MAX_SLOTS, as_int64
+from relay._pure.state import MAX_SLOTS, as_int64, whole
 from relay.errors import StaleToken, TokenRevoked
 
 NAMES = {"realtime": 0, "interactive": 1, "batch": 2}
@@ -49,11 +49,12 @@ def check_priority(priority: object) -> int:
                 f"unknown priority {priority!r}; use one of {', '.join(NAMES)}, or a number from 0 to {MAX_PRIORITY}"
             )
         return NAMES[priority.lower()]
-    if not isinstance(priority, int):
+    level = whole(priority)
+    if level is None:
         raise TypeError(f"priority must be an int from 0 to 255 or a name, got {type(priority).__name__}")
-    if not 0 <= priority <= MAX_PRIORITY:
-        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {priority}")
-    return int(priority)
+    if not 0 <= level <= MAX_PRIORITY:
+        raise ValueError(f"priority must be from 0 to {MAX_PRIORITY}, got {level}")
+    return level
 
 
 def check_size(name: str, value: int, least: int) -> int:

@@ -12,6 +12,7 @@ the next one.
 from __future__ import annotations
 
 import threading
+from operator import index
 
 __all__ = [
     "BUSY",
@@ -37,6 +38,7 @@ __all__ = [
     "next_generation",
     "slot_of",
     "state_of",
+    "whole",
     "word",
 ]
 
@@ -70,6 +72,16 @@ _GEN_SHIFT = 8
 _MAX_WORD = (1 << (_GEN_SHIFT + GEN_BITS)) - 1
 
 
+def whole(value: object) -> int | None:
+    """The int that an argument is, or stands for by its ``__index__`` (as numpy's do); None for none. A bool is one."""
+    if type(value) is int:
+        return value
+    try:
+        return int(index(value))  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def as_int64(name: str, value: int) -> int:
     """Checks that an argument is an int of 64 bits; the core's one convention for it.
 
@@ -84,20 +96,22 @@ def as_int64(name: str, value: int) -> int:
         TypeError: It is not an int.
         OverflowError: It does not fit in 64 bits.
     """
-    if not isinstance(value, int):
+    number = value if type(value) is int else whole(value)
+    if number is None:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if not -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
-        raise OverflowError(f"{name} {int(value)} does not fit in 64 bits")
-    return int(value)
+    if not -0x8000000000000000 <= number <= 0x7FFFFFFFFFFFFFFF:
+        raise OverflowError(f"{name} {number} does not fit in 64 bits")
+    return number
 
 
 def as_int32(name: str, value: int) -> int:
     """Checks that an argument is an int of 32 bits; see `as_int64`."""
-    if not isinstance(value, int):
+    number = value if type(value) is int else whole(value)
+    if number is None:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if not -0x80000000 <= value <= 0x7FFFFFFF:
-        raise OverflowError(f"{name} {int(value)} does not fit in 32 bits")
-    return int(value)
+    if not -0x80000000 <= number <= 0x7FFFFFFF:
+        raise OverflowError(f"{name} {number} does not fit in 32 bits")
+    return number
 
 
 def as_range(name: str, value: int, low: int, high: int) -> int:
