@@ -150,22 +150,6 @@ def test_keys_and_order_are_those_of_the_long_way(lab: Lab, rng: random.Random) 
     assert ran(model)[2:] == sorted(range(80), key=place)
 
 
-def test_an_alarm_that_cannot_be_had_leaves_nobody_behind(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    r, model = started(lab)
-
-    def refuse(when_ns: int) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(r._desk, "arm", refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
-        r.submit("x", deadline=1.0)
-    assert r.snapshot().open == 1 and r.snapshot().queued == 0
-    monkeypatch.undo()
-    assert not r.submit("y", deadline=30.0).done()
-    model.free()
-    lab.idle(r)
-
-
 def test_a_displaced_one_waits_again_with_what_it_has(lab: Lab, loops: Loops) -> None:
     clock = lab.clock()
     r, model = started(lab, max_queue=2, clock=clock)

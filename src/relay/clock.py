@@ -112,7 +112,8 @@ class Alarm:
         stopped."""
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._start = threading.Lock()
+        self._start = threading.RLock()  # re-entrant, for a signal's handler may come while the thread starts
+        self._starting = False
         self._thread: threading.Thread | None = None
         self._armed_ns = FOREVER_NS
 
@@ -126,10 +127,14 @@ class Alarm:
         """Start the thread, if it does not run."""
         if self._thread is None:
             with self._start:
-                if self._thread is None and not self._stopping:
-                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    thread.start()
-                    self._thread = thread  # not before it runs, for `alive` looks at it
+                if self._thread is None and not self._stopping and not self._starting:
+                    self._starting = True
+                    try:
+                        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                        thread.start()
+                        self._thread = thread  # not before it runs, for `alive` looks at it
+                    finally:
+                        self._starting = False
 
     def poke(self) -> None:
         """Have the thread call back now, if it runs. Does nothing but open a gate, so finalisers may call it."""

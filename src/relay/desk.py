@@ -104,8 +104,7 @@ class Desk(Endings):
             Overloaded: By prediction it would be answered too late.
             OverflowError: The key of a user's policy, or its size, is too large.
         """
-        level = ticket.priority
-        arrival_ns, deadline_ns = ticket._arrival_ns, ticket._deadline_ns
+        level, arrival_ns, deadline_ns = ticket.priority, ticket._arrival_ns, ticket._deadline_ns
         due_ns = arrival_ns + self._allowance_ns[level]
         reserve = -1
         away: Replies | None = None
@@ -124,6 +123,8 @@ class Desk(Endings):
             if not claim and self.room.waiting and (away := self.displace(level)) is None:
                 return False
             self.open.add(ticket)
+            if self.refusing:  # entered first, looked second: `drain` does the reverse
+                raise closed_error()
             while True:
                 handle: int = self._admit(
                     ticket, key, arrival_ns, deadline_ns, ticket.size, ticket._group, reserve, claim, level, due_ns
@@ -132,7 +133,7 @@ class Desk(Endings):
                     break
                 away = more
         except BaseException:
-            self.open.discard(ticket)
+            self.withdraw((ticket,))
             if claim:
                 self.queue.forgo()
                 self.made_room()
@@ -141,7 +142,7 @@ class Desk(Endings):
             if away is not None:
                 self.flush(away)
         if handle < 0:
-            self.open.discard(ticket)
+            self.withdraw((ticket,))
             return False
         ticket._handle = handle
         if deadline_ns >= 0 or self._preparing is not None or level < self.urgent_below or not self.started:
@@ -161,8 +162,7 @@ class Desk(Endings):
         """
         if self.refusing:
             raise closed_error()
-        first, count = tickets[0], len(tickets)
-        level = first.priority
+        first, count, level = tickets[0], len(tickets), tickets[0].priority
         key = self.key(first)
         if first._deadline_ns >= 0 and self.predict_ns is not None:
             self._refuse_late(first, self.predict_ns, count)
@@ -174,6 +174,8 @@ class Desk(Endings):
         missing = count - (0 if self.room.waiting else self.queue.free)
         self.open.update(tickets)
         try:
+            if self.refusing:
+                raise closed_error()
             while handles is None and self._make_places(missing, level, away):
                 handles = self.queue.admit_all(
                     tickets,

@@ -152,11 +152,19 @@ class Endings(tickets.DeskBase):
             try:
                 if self.admit(ticket):
                     return
-                error: BaseException = self._lost_place(self.refusal())
+                error: BaseException = self._lost_place(
+                    Overloaded(
+                        f"the run that the request had joined was taken out of the queue of {self.name!r} in that very "
+                        "moment, and there was no room for another; retry later, or raise max_queue",
+                        reason="displaced",
+                        retry_after=self._retry_after(),
+                    )
+                )
             except BaseException as raised:
                 error = raised
             self.open.add(ticket)
-            settle(ticket, None, error, replies)
+            if settle(ticket, None, error, replies) and self.has_lost_place(ticket):
+                self.counts.add("displaced")
         except KeyError:
             pass  # it has ended
         finally:

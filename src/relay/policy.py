@@ -98,7 +98,8 @@ class DynamicPriority(Policy):
 
     Args:
         allowance: For each named tier, the seconds for which one of its requests may be overtaken by later ones of its
-            tier. Tiers above the first named one take its settings.
+            tier. Tiers above the first named one take its settings. A relay that chooses by size lets them be overtaken
+            for longer while more are past it than would be chosen so; `Limits.look_past` 0 serves strictly in order.
     """
 
     overdue_every = 8

@@ -134,7 +134,7 @@ class Pace:
 
     def __init__(self, now_ns: int) -> None:
         self._readings: deque[tuple[int, int]] = deque([(now_ns, 0)])
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def read(self, now_ns: int, count: int) -> float:
         """The pace since the oldest reading of the last ten seconds, or the one before them."""
@@ -158,7 +158,7 @@ class Counts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant, for a signal's handler or a finaliser may count, too
         self._values = dict.fromkeys(
             (
                 "cancelled",

@@ -23,18 +23,23 @@ class ThreadLane(Lane):
         self, number: int, model: Callable[..., Any], station: Station, lanes: Sequence[Lane], seat: Seat | None
     ) -> None:
         super().__init__(number, model, station, lanes, seat)
-        self._starting = threading.Lock()
+        self._start = threading.RLock()  # re-entrant, for a signal's handler may come while the thread starts
+        self._starting = False
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        with self._starting:
-            if self.thread is None:
+        with self._start:
+            if self.thread is None and not self._starting:
                 # Entered when it runs, here and by itself, whoever is first: `alive` is not to see it half started, and
                 # if it cannot be started the next request tries again.
                 number = f"-{self.number}" if len(self._lanes) > 1 else ""
-                thread = threading.Thread(target=self._serve, name=f"{self.station.name}-lane{number}", daemon=True)
-                thread.start()
-                self.thread = thread
+                self._starting = True
+                try:
+                    thread = threading.Thread(target=self._serve, name=f"{self.station.name}-lane{number}", daemon=True)
+                    thread.start()
+                    self.thread = thread
+                finally:
+                    self._starting = False
 
     def join(self, timeout: float | None) -> bool:
         thread = self.thread

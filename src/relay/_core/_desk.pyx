@@ -3,6 +3,7 @@
 
 cdef int64_t NS = 1_000_000_000
 cdef double LONGEST_S = 4611686018.0      # a longer deadline is none
+cdef int64_t LATEST_NS = <int64_t>1 << 62     # later than this a time and a deadline may be more than 64 bits
 
 
 cdef class DeskBase:
@@ -20,6 +21,7 @@ cdef class DeskBase:
         self, ticket, Door queue not None, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances_ns
     ):
         """Has `enter` admit requests."""
+        cdef int i
         self.kind = ticket
         self.door = queue
         self.now_ns = now_ns
@@ -30,7 +32,11 @@ cdef class DeskBase:
         self.usual = to_int64("usual", usual)
         self.time_bits = to_int64("time_bits", time_bits)
         self.step_bits = to_int64("step_bits", step_bits)
-        self.allowances_ns = allowances_ns
+        allowances = tuple(allowances_ns)
+        if len(allowances) != 256:
+            raise ValueError(f"a policy's allowance_ns must name all 256 priorities, got {len(allowances)}")
+        for i in range(256):
+            self.allowances_ns[i] = to_int64("an allowance", allowances[i])
         self.short = True
 
     def enter(self, item, priority=None, deadline=None):
@@ -39,6 +45,10 @@ cdef class DeskBase:
 
     def cancel(self, ticket):
         """End one waiter's request."""
+        raise NotImplementedError
+
+    def withdraw(self, tickets):
+        """Forget tickets that were entered as open and never admitted."""
         raise NotImplementedError
 
     def _too_late(self, deadline_ns, ends_ns, now_ns):
@@ -74,7 +84,9 @@ cdef class DeskBase:
         arrival_ns = relay_monotonic_ns() if self.now_ns is monotonic_ns else -1
         if arrival_ns < 0:
             arrival_ns = to_int64("now_ns", self.now_ns())
-        due_ns = first_ns = arrival_ns + <int64_t>self.allowances_ns[level]
+        if arrival_ns > LATEST_NS:
+            return None
+        due_ns = first_ns = arrival_ns + self.allowances_ns[level]
         if limit_ns > 0:
             deadline_ns = arrival_ns + limit_ns
             first_ns = min(due_ns, deadline_ns)
@@ -86,16 +98,19 @@ cdef class DeskBase:
         ticket.fill(self, item, level, arrival_ns)
         ticket.size, ticket._deadline_ns = size, deadline_ns
         self.open.add(ticket)
+        if self.refusing:
+            self.withdraw((ticket,))
+            return None
         try:
             handle = self.door.admit_one(
                 ticket, level << self.time_bits | first_ns >> self.step_bits, arrival_ns, deadline_ns, size,
                 <int32_t>level, due_ns,
             )
         except BaseException:
-            self.open.discard(ticket)
+            self.withdraw((ticket,))
             raise
         if handle < 0:
-            self.open.discard(ticket)
+            self.withdraw((ticket,))
             return None
         ticket._handle = handle
         if deadline_ns >= 0:

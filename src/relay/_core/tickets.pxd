@@ -135,7 +135,7 @@ cdef class DeskBase:
     cdef int64_t usual
     cdef int64_t time_bits
     cdef int64_t step_bits
-    cdef list allowances_ns
+    cdef int64_t allowances_ns[256]
 
     cdef object admitted(self, object item, object priority, object deadline)
 

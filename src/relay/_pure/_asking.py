@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 __all__ = ["Asking", "DeskBase", "ask"]
@@ -11,6 +11,8 @@ __all__ = ["Asking", "DeskBase", "ask"]
 NS = 1_000_000_000
 LONGEST_S = 4_611_686_018.0
 """A longer deadline is none, and goes the long way."""
+LATEST_NS = 1 << 62
+"""Later than this a time and a deadline may be more than 64 bits."""
 
 
 class DeskBase:
@@ -59,7 +61,7 @@ class DeskBase:
         usual: int,
         time_bits: int,
         step_bits: int,
-        allowances_ns: list[int],
+        allowances_ns: Sequence[int],
     ) -> None:
         """Have `enter` admit requests. For a desk whose requests need nothing but a place.
 
@@ -74,8 +76,14 @@ class DeskBase:
             time_bits, step_bits: A request's key is ``priority << time_bits | ns >> step_bits``, with the time when it
                 is overdue, or its deadline, if that is earlier.
             allowances_ns: For each priority, the time from its arrival until a request is overdue.
+
+        Raises:
+            ValueError: They are not 256.
         """
-        self._short = ticket, queue, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances_ns
+        allowances = tuple(allowances_ns)
+        if len(allowances) != 256:
+            raise ValueError(f"a policy's allowance_ns must name all 256 priorities, got {len(allowances)}")
+        self._short = ticket, queue, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances
 
     def enter(self, item: Any, priority: Any = None, deadline: Any = None) -> Any:
         """A ticket with a place for an item; None, and nothing has been done, where that takes more than a place.
@@ -108,6 +116,8 @@ class DeskBase:
         if most_size is not None and size > most_size:
             return None
         arrival_ns = now_ns()
+        if arrival_ns > LATEST_NS:
+            return None
         due_ns = first_ns = arrival_ns + allowances_ns[level]
         deadline_ns = -1
         if limit_ns > 0:
@@ -120,14 +130,18 @@ class DeskBase:
         ticket = ticket_of(self, item, level, arrival_ns)
         ticket.size, ticket._deadline_ns = size, deadline_ns
         self.open.add(ticket)
+        if self.refusing:
+            # Entered first, looked second, as `drain` does it the other way round: it waits for us, or we see it.
+            self.withdraw((ticket,))
+            return None
         try:
             key = level << time_bits | first_ns >> step_bits
             handle = queue.admit(ticket, key, arrival_ns, deadline_ns, size, 0, -1, False, level, due_ns)
         except BaseException:
-            self.open.discard(ticket)
+            self.withdraw((ticket,))
             raise
         if handle < 0:
-            self.open.discard(ticket)
+            self.withdraw((ticket,))
             return None
         ticket._handle = handle
         if deadline_ns >= 0:
@@ -144,6 +158,10 @@ class DeskBase:
 
     def cancel(self, ticket: Any) -> bool:
         """End one waiter's request."""
+        raise NotImplementedError
+
+    def withdraw(self, tickets: Sequence[Any]) -> None:
+        """Forget tickets that were entered as open and never admitted."""
         raise NotImplementedError
 
     def _too_late(self, deadline_ns: int, ends_ns: int, now_ns: int) -> Exception:
