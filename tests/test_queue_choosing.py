@@ -175,20 +175,41 @@ def test_riders_take_what_is_left(make: Make) -> None:
 
 
 def test_steps_bound_what_an_urgent_arrival_waits_for(make: Make) -> None:
-    queue = make(32)
+    queue, line = make(32), (5.0, 10.0, 0.0, 0.0)
     for i in range(4):
         queue.admit("a", i, 0, level=0)
     for i in range(9):
         queue.admit("c", 10 + i, 0, level=2)
-    taken = queue.take(9, 0, 0, FLAT, 55)
+    taken = queue.take(9, 0, 0, line, 55)
     assert members(taken) == ["a"] * 4 + ["c"] and taken[3] == STEP, "one rider, and one step"
-    taken = queue.take(9, 0, 0, FLAT, 55)
+    taken = queue.take(9, 0, 0, line, 55)
     assert members(taken) == ["c"] * 5 and taken[3] == STEP, "bulk alone, one step"
-    assert members(queue.take(9, 0, 0, FLAT, 5)) == ["c"], "one there always is"
+    assert members(queue.take(9, 0, 0, line, 5)) == ["c"], "one there always is"
     assert members(queue.take(9, 0, 0, None, 5)) == ["c"] * 2, "nothing is known"
     for i in range(9):
         queue.admit("b", i, 0, level=1)
-    assert len(members(queue.take(9, 0, 0, FLAT, 55))) == 9, "not the less urgent of two, but bulk"
+    assert len(members(queue.take(9, 0, 0, line, 55))) == 9, "not the less urgent of two, but bulk"
+
+
+def test_no_more_join_than_save_anything(make: Make) -> None:
+    """Once the base is less than a sixty-fourth of what the members take, more of them only make everybody wait."""
+    queue = make(128)
+    for line, sizes, expected in (
+        ((10.0, 100.0, 0.0, 0.0), [1] * 20, 7),  # 640 / 100, and one
+        ((10.0, 1.0, 0.0, 0.0), [1] * 100, 64),
+        ((0.0, 100.0, 0.0, 0.0), [1] * 20, 4),  # few enough in any case
+        ((100.0, 0.0, 1.0, 0.0), [500] * 20, 13),
+        ((100.0, 0.0, 1.0, 0.0), [500] + [490] * 20, 13),
+        ((100.0, 0.0, 1.0, 0.0), [10, 500] + [10] * 80, 64),
+        (None, [500] * 70, 64),
+    ):
+        handles = [queue.admit(i, i, 0, cost=size) for i, size in enumerate(sizes)]
+        taken = queue.take(64, 0, 0, line)
+        assert len(taken[0]) == expected
+        assert taken[3] == (SIZE if expected == 64 else TOKENS)
+        for handle in handles:
+            queue.cancel(handle)
+        queue.finish(taken[0])
 
 
 def test_places_are_kept_for_urgent_ones(make: Make) -> None:

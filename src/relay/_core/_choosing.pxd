@@ -15,6 +15,7 @@ cdef enum:
     SHUT_STEP = 5
     SHUT_OWN_DEADLINE = 11
     BULK = 2
+    FEW = 4
     MAX_PLACES = 16
 
 # Of two that differ by less, rounding does not decide.
@@ -60,6 +61,16 @@ cdef inline double filling_own(const Filling* b, int32_t size) noexcept nogil:
     return b.item + w * (b.unit + w * b.square)
 
 
+# How many members of this width there may be: more would save less than a sixty-fourth.
+cdef inline int32_t filling_worth(const Filling* b, int32_t width) noexcept nogil:
+    cdef double most = b.base * 64.0, own = filling_own(b, width)
+    cdef int32_t n
+    if most >= own * <double>b.most:
+        return b.most
+    n = <int32_t>(most / own) + 1
+    return n if n > FEW else FEW
+
+
 # How long until a deadline that has not passed.
 cdef inline double filling_left(const Filling* b, int64_t deadline) noexcept nogil:
     return <double>(<uint64_t>deadline - <uint64_t>b.now) if deadline >= 0 else INFINITY
@@ -85,6 +96,8 @@ cdef inline int filling_refusal(const Filling* b, int32_t level, int32_t cost, i
         return SHUT_TOKENS
     if not b.known:
         return 0
+    if n > filling_worth(b, width):
+        return SHUT_TOKENS
     time = filling_time(b, n, width)
     if time > b.limit:
         return SHUT_DEADLINE
@@ -156,6 +169,8 @@ cdef inline int32_t filling_joining(
     if b.most_cost and width > 0:
         fit = b.most_cost // width - b.n
         most = most if most < fit else <int32_t>(fit if fit > 0 else 0)
+    low = filling_worth(b, width) - b.n
+    most = most if most < low else low
     if most > 0 and filling_time(b, b.n + most, width) > limit:
         low = 0
         most -= 1

@@ -26,7 +26,7 @@ CLOSED_IDLE = 0
 CLOSED_SIZE = 1
 """Full: as many members, or as many of their priority, as there may be."""
 CLOSED_TOKENS = 2
-"""Another would have cost too much padding: more than the limit, or more than it is worth."""
+"""Another would have been more padding than the limit, or is worth, or would have saved next to nothing."""
 CLOSED_DEADLINE = 3
 """Another would have made a member late."""
 CLOSED_PARAMS = 4
@@ -40,6 +40,10 @@ MAX_PLACES = 16
 """Limits of `places` at most."""
 
 OWN_DEADLINE = CLOSED_DEADLINE + 8  # the newcomer would be late itself; others may still fit
+FEW = 4
+"""So many members are worth it in any case: what is known of the base may be wrong."""
+WORTH = 64.0
+"""Once the base is less than this part of what the members take by themselves, another one saves next to nothing."""
 SLACK = 1.0 + 2.0**-20  # so that rounding does not decide between equals
 
 
@@ -131,6 +135,12 @@ class Filling:
         """What a member of this size adds to a batch of its very width."""
         return self._item + size * (self._unit + size * self._square)
 
+    def worth(self, width: int) -> int:
+        """How many members of this width there may be: more of them would make everybody wait longer, and save less
+        than a sixty-fourth. (On a processor they may even cost more, where they do not fit its caches.)"""
+        most, own = self._base * WORTH, self.own(width)
+        return self.most if most >= own * self.most else max(int(most / own) + 1, FEW)
+
     def left(self, deadline_ns: int) -> float:
         """How long until this deadline; it has not passed. -1: for ever."""
         return float(deadline_ns - self.now_ns) if deadline_ns >= 0 else inf
@@ -163,6 +173,8 @@ class Filling:
             return CLOSED_TOKENS
         if not self.known:
             return 0
+        if n > self.worth(width):
+            return CLOSED_TOKENS
         time = self.time(n, width)
         if time > self._limit_ns:
             return CLOSED_DEADLINE
@@ -254,6 +266,7 @@ class Filling:
         most = min(room, end)
         if self.most_cost and width > 0:
             most = min(most, self.most_cost // width - n)
+        most = min(most, self.worth(width) - n)
         if most > 0 and self.time(n + most, width) > limit_ns:
             low, most = 0, most - 1
             while low < most:  # the largest number that is in time

@@ -60,7 +60,8 @@ class Members(Admission):
            time of the batch that would come of this, and would be left out, joins in order.
         4. What places are left then go to riders, of less urgent priorities, in order.
 
-        Nobody joins who would make the batch end, by the upper line, after the deadline of a member that could be kept
+        Nobody joins a batch whose base is next to nothing beside what its members take: see `Filling.worth`. Nor
+        anybody who would make the batch end, by the upper line, after the deadline of a member that could be kept
         if that one ran alone. A batch with riders, or of bulk alone (priority 2 and less urgent), is kept within one
         step, so that an urgent arrival waits no longer than that; but one member there always is.
 
