@@ -11,7 +11,8 @@ this answers 95 % of the most that is answered at any rate; without it, as littl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from relay._backend import queue
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
     from relay.lane import Lane
 
 
+def predictor(lanes: Sequence[Lane]) -> Callable[[int, int, int], int]:
+    """`answer_ns` for these lanes; for a single one it has a closed form, which is the core's."""
+    return lanes[0].answer_ns if len(lanes) == 1 else partial(answer_ns, lanes)
+
+
 def answer_ns(lanes: Iterable[Lane], ahead: int, size: int, now_ns: int) -> int:
-    """When a request would be answered; `now_ns` while a lane has not learned how long its runs take. For one lane the
-    core has the closed form, `LaneBase.answer_ns`.
+    """When a request would be answered; `now_ns` while a lane has not learned how long its runs take.
 
     Args:
         lanes: All that take from its queue.

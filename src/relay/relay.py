@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast
 
 from relay._backend import tickets
-from relay.admission import answer_ns
+from relay.admission import predictor
 from relay.answering import wait_for, wait_for_async
 from relay.clock import MONOTONIC, Clock, limit_ns
 from relay.dispatcher import Dispatcher
@@ -33,8 +33,6 @@ from relay.wrapping import mark_coroutine_function
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-_DEADLINE = {"deadline"}
 
 
 class Request(TypedDict, total=False):
@@ -196,8 +194,7 @@ class Relay(Holding, Generic[In, Out]):
         self._dispatcher = dispatcher = self._new_dispatcher(generation=generation)
         self._desk = desk = dispatcher.desk
         if self._predicts:
-            lanes = dispatcher.lanes
-            desk.predict_ns = lanes[0].answer_ns if len(lanes) == 1 else partial(answer_ns, lanes)
+            desk.predict_ns = predictor(dispatcher.lanes)
         self._intake: Intake[In, Out] = self._new_intake(desk, Merger(desk, self._key) if self._merge else None)
         self._ticket, self._place = self._intake.ticket, self._intake.place
         self._retire = weakref.finalize(self, dispatcher.retire)
@@ -271,7 +268,7 @@ class Relay(Holding, Generic[In, Out]):
             DeadlineExceeded: The deadline came first, while it waited for room or in the queue.
             Exception: As `submit`, and whatever the request ends with.
         """
-        if timeout is None and (not request or request.keys() == _DEADLINE):
+        if timeout is None and not request.keys() - {"deadline"}:
             return cast("Out", tickets.ask(self, item, priority, request.get("deadline")))
         intake, asked = self._intake, {"priority": priority, **request}
         return wait_for(intake, intake.submit_waiting(item, timeout, **asked), item, timeout, asked)

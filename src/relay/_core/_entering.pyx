@@ -12,7 +12,7 @@ cdef class Entering(Members):
         cdef int64_t due = to_int64("due_ns", due_ns), handle
         if claim:
             self.take_promise()
-        elif self.arena.s.free_slots <= self.promised:
+        elif self.is_full():
             return FULL
         handle = self.lease(owner, order, now, deadline, size, kind, reserve, priority, due)
         if self.parked and reserve < 0:
@@ -24,7 +24,7 @@ cdef class Entering(Members):
     ) except? -3:
         # As `admit`, for a request that is ready and has no group.
         cdef int64_t handle
-        if self.arena.s.free_slots <= self.promised:
+        if self.is_full():
             return FULL_
         if size > MOST_SIZE:
             to_int32("cost", size)      # says why
