@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relay._backend import queue
-from relay.clock import NS, Clock
+from relay.clock import Clock
 from relay.endings import Endings
-from relay.errors import Overloaded
 from relay.limits import Limits
 from relay.policy import BATCH, INTERACTIVE, STEP_BITS, TIME_BITS, Policy, tier
 from relay.preparing import Preparing
@@ -241,17 +240,7 @@ class Desk(Endings):
         now_ns = self.clock.now_ns()  # it may have waited for room since it came
         ends_ns = predict_ns(self.queue.ahead(ticket.priority) + count - 1, ticket.size, now_ns)
         if ends_ns > ticket._deadline_ns:
-            raise self._too_late(ticket._deadline_ns, ends_ns, now_ns, count)
-
-    def _too_late(self, deadline_ns: int, ends_ns: int, now_ns: int, count: int = 1) -> Overloaded:
-        """Count and describe a refusal by prediction."""
-        self.counts.add("refused", count)
-        return Overloaded(
-            f"by prediction the answer would come {(ends_ns - now_ns) / NS:.3g} s from now, and the deadline is "
-            f"{(deadline_ns - now_ns) / NS:.3g} s; retry later, give it more time, or a more urgent priority",
-            reason="predicted_late",
-            retry_after=(ends_ns - deadline_ns) / NS,
-        )
+            raise self.too_late(ticket._deadline_ns, ends_ns, now_ns, count)
 
     def key(self, ticket: Ticket[Any]) -> int:
         """The order of a ticket among all that wait."""

@@ -138,6 +138,8 @@ class Dispatcher:
         running = [work.run for lane in self.lanes if (work := lane.busy) is not None]
         running_ns = sum(max(now_ns - run.started_ns, 0) for run in running)
         station = self.lanes[0].station
+        told = desk.counts.told(now_ns, len(self.lanes), running_ns)
+        told["refused"] += desk.refused_late
         return RelaySnapshot(
             name=desk.name,
             backend=backend,
@@ -149,7 +151,7 @@ class Dispatcher:
             prediction_error=station.cost.snapshot().error,
             limit=station.most,
             lanes=len(self.lanes),
-            **desk.counts.told(now_ns, len(self.lanes), running_ns),
+            **told,
         )
 
     # The end.

@@ -4,6 +4,10 @@
 cdef int64_t NS = 1_000_000_000
 cdef double LONGEST_S = 4611686018.0      # a longer deadline is none
 cdef int64_t LATEST_NS = <int64_t>1 << 62     # later than this a time and a deadline may be more than 64 bits
+TOO_LATE = (
+    "by prediction the answer would come {:.3g} s from now, and the deadline is {:.3g} s; retry later, give it more "
+    "time, or a more urgent priority"
+)
 
 
 cdef class DeskBase:
@@ -51,8 +55,15 @@ cdef class DeskBase:
         """Forget tickets that were entered as open and never admitted."""
         raise NotImplementedError
 
-    def _too_late(self, deadline_ns, ends_ns, now_ns):
-        raise NotImplementedError
+    def too_late(self, int64_t deadline_ns, int64_t ends_ns, int64_t now_ns, int64_t count=1):
+        """Counts and describes a refusal by prediction."""
+        self.refused_late += count
+        text = Text((TOO_LATE, <double>(ends_ns - now_ns) / NS, <double>(deadline_ns - now_ns) / NS))
+        # As its constructor, which is Python and takes half of the time of a refusal.
+        error = Overloaded.__new__(Overloaded, text)
+        error.reason = "predicted_late"
+        error.retry_after = <double>(ends_ns - deadline_ns) / NS
+        return error
 
     def _send_away(self, owner):
         raise NotImplementedError
@@ -93,7 +104,7 @@ cdef class DeskBase:
             if self.predict_ns is not None:
                 ends_ns = self.predict_ns(self.door.up_to(level), size, arrival_ns)
                 if ends_ns > deadline_ns:
-                    raise self._too_late(deadline_ns, ends_ns, arrival_ns)
+                    raise self.too_late(deadline_ns, ends_ns, arrival_ns)
         ticket = <TicketBase>TicketBase.__new__(self.kind)
         ticket.fill(self, item, level, arrival_ns)
         ticket.size, ticket._deadline_ns = size, deadline_ns

@@ -123,6 +123,7 @@ cdef class DeskBase:
     cdef public bint urgent
     cdef public bint monotonic
     cdef public int64_t urgent_below
+    cdef public int64_t refused_late
     # The rest: written once.
     cdef bint short
     cdef bint limited

@@ -29,7 +29,7 @@ from relay._core.histogram cimport Histogram, hist_record
 from relay._core.queue cimport Door
 from relay._core.state cimport to_int64
 
-from relay.errors import Overloaded
+from relay.errors import Overloaded, Text
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil

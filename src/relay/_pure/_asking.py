@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
+
+from relay.errors import Overloaded, Text
 
 __all__ = ["Asking", "DeskBase", "ask"]
 
@@ -13,6 +16,10 @@ LONGEST_S = 4_611_686_018.0
 """A longer deadline is none, and goes the long way."""
 LATEST_NS = 1 << 62
 """Later than this a time and a deadline may be more than 64 bits."""
+TOO_LATE = (
+    "by prediction the answer would come {:.3g} s from now, and the deadline is {:.3g} s; retry later, give it more "
+    "time, or a more urgent priority"
+)
 
 
 class DeskBase:
@@ -29,14 +36,15 @@ class DeskBase:
         monotonic: Its clock is the machine's own, and nobody needs to be told of waits on it.
         predict_ns: When a request would be answered, from how many are ahead of it, its size and the time; None where
             nothing is refused by prediction.
+        refused_late: How many were refused by prediction.
         urgent: Something more urgent than BATCH has come, ever.
         urgent_below: A request of a priority below this is told of.
         room: Its ``waiting`` callers stand in line for a place.
     """
 
     __slots__ = (
-        "_idle_watchers", "_short", "arm", "closed", "crew", "forked", "monotonic", "open", "predict_ns", "refusing",
-        "room", "started", "urgent", "urgent_below",
+        "_idle_watchers", "_lock", "_short", "arm", "closed", "crew", "forked", "monotonic", "open", "predict_ns",
+        "refused_late", "refusing", "room", "started", "urgent", "urgent_below",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -44,7 +52,8 @@ class DeskBase:
         self.crew: set[int] = set()
         self.refusing = self.closed = self.forked = self.started = self.urgent = self.monotonic = False
         self._idle_watchers: list[Callable[[], object]] = []
-        self.urgent_below = 0
+        self.urgent_below = self.refused_late = 0
+        self._lock = threading.RLock()  # of that count; a signal's handler may count, too
         self.room: Any = None
         self.arm: Callable[[int], object] = bool
         self.predict_ns: Callable[[int, int, int], int] | None = None
@@ -126,7 +135,7 @@ class DeskBase:
             if self.predict_ns is not None:
                 ends_ns = self.predict_ns(queue.ahead(level), size, arrival_ns)
                 if ends_ns > deadline_ns:
-                    raise self._too_late(deadline_ns, ends_ns, arrival_ns)
+                    raise self.too_late(deadline_ns, ends_ns, arrival_ns)
         ticket = ticket_of(self, item, level, arrival_ns)
         ticket.size, ticket._deadline_ns = size, deadline_ns
         self.open.add(ticket)
@@ -164,8 +173,12 @@ class DeskBase:
         """Forget tickets that were entered as open and never admitted."""
         raise NotImplementedError
 
-    def _too_late(self, deadline_ns: int, ends_ns: int, now_ns: int) -> Exception:
-        raise NotImplementedError
+    def too_late(self, deadline_ns: int, ends_ns: int, now_ns: int, count: int = 1) -> Overloaded:
+        """Count and describe a refusal by prediction."""
+        with self._lock:
+            self.refused_late += count
+        text = Text((TOO_LATE, (ends_ns - now_ns) / NS, (deadline_ns - now_ns) / NS))
+        return Overloaded(text, reason="predicted_late", retry_after=(ends_ns - deadline_ns) / NS)
 
     def _send_away(self, owner: Any) -> None:
         raise NotImplementedError
