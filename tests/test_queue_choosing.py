@@ -290,6 +290,28 @@ def test_few_overdue_ones_are_not_passed_over_and_many_are_chosen_by_size(make: 
     assert members(odd.take(64, 0, 10, line)) == ["first", "odd"], "a lone one never is passed over"
 
 
+def test_overdue_ones_of_one_priority_are_chosen_by_size_after_another_has_been_seen(make: Make) -> None:
+    line = (100.0, 0.0, 1.0, 0.0)
+    queue = make(64, overdue_every=4)
+    queue.admit("warm up", 0, 0, level=2, due_ns=0)
+    assert members(queue.take(1, 0, 0)) == ["warm up"]
+    for i in range(24):
+        cost = 400 if i % 2 else 10
+        queue.admit((i, cost), i, 0, cost=cost, level=1, due_ns=i)
+    assert members(queue.take(64, 0, 99, line)) == [(i, 10) for i in range(0, 24, 2)], "none of them is the others' bulk"
+    assert members(queue.take(64, 0, 99, line)) == [(i, 400) for i in range(1, 24, 2)]
+
+
+def test_overdue_ones_get_no_more_places_than_the_batch_will_have(make: Make) -> None:
+    queue = make(64, overdue_every=4)
+    for i in range(8):
+        queue.admit(i, i, 0, cost=(10, 400)[i % 2], level=1)
+        queue.admit(f"c{i}", 99, 0, cost=400, level=2, due_ns=i)
+    # Three of its size are there, not 63: so there is one place for those that are overdue, and not sixteen.
+    taken = members(queue.take(64, 0, 10, (1e3, 0.0, 1.0, 0.0)))
+    assert taken[:6] == [0, "c0", 1, 3, 5, 7] and taken[6:] == [f"c{i}" for i in range(1, 8)], "and then the riders"
+
+
 def test_one_priority_needs_no_second_order(make: Make) -> None:
     queue = make(16, overdue_every=2)
     for i in range(4):

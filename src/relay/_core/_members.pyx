@@ -116,12 +116,8 @@ cdef class Members(Seen):
                 n += 1
                 overdue += 0 <= self.due_ns[o[i].slot] <= b.now
         if overdue:
-            self.fill(b, popped, &first, &last)
-            for i in range(popped):
-                if o[i].kind == CHOSEN:
-                    o[i].kind = WAITS
             # Under lasting overload all are overdue, and batches in order of arrival are padded most.
-            if overdue <= max(last - first, 1):
+            if overdue <= max(self.expected(b, popped), 1):
                 for i in range(popped):
                     slot = o[i].slot
                     if o[i].kind == WAITS and 0 <= self.due_ns[slot] <= b.now:
@@ -131,7 +127,7 @@ cdef class Members(Seen):
                         o[i].kind = PASSED
                         n -= 1
         # Of the places to come some are for overdue ones, whose width is to be known before the others are chosen.
-        while n and self.grant(b, n if n < b.most - b.n else b.most - b.n, handles, owners, late):
+        while n and self.since + n >= self.every and self.grant(b, self.expected(b, popped), handles, owners, late):
             pass
         for round in range(ROUNDS + 1):
             n = self.fill(b, popped, &first, &last)
@@ -178,6 +174,16 @@ cdef class Members(Seen):
         return n
 
     @final
+    cdef int32_t expected(self, Filling* b, int32_t popped) noexcept:
+        # How many would be chosen among those that may wait.
+        cdef int32_t i, first, last
+        self.fill(b, popped, &first, &last)
+        for i in range(popped):
+            if self.others[i].kind == CHOSEN:
+                self.others[i].kind = WAITS
+        return last - first
+
+    @final
     cdef bint hurry(self, Filling* b, int32_t n, int32_t first, int32_t last) noexcept:
         # Marks those that are left and whose deadline is near; whether there are any.
         cdef Other* other
@@ -221,6 +227,8 @@ cdef class Members(Seen):
             if self.is_late(b, slot, late):
                 continue
             if b.n:
+                if b.sized and self.level[slot] == b.top:
+                    return False    # its turn comes as the first in line; here it would only be padding
                 reason = SHUT_PARAMS
                 if a.group[slot] == b.group:
                     reason = filling_refusal(b, self.level[slot], a.cost[slot], a.deadline_ns[slot])

@@ -49,7 +49,8 @@ class Members(Admission):
 
         1. The first in line joins; but once ``overdue_every - 1`` members have joined since the last time, the next
            place is that of the request which is overdue for longest, whatever its priority. If that is of another group
-           or does not fit, it comes first in the next batch.
+           or does not fit, it comes first in the next batch. (Where sizes cost, one of the first one's own priority is
+           left to 3: it is the first of all, soon enough.)
         2. While those that follow are of the first one's size, or size costs nothing or nobody knows what it costs,
            they join in order, until one does not fit. Those of another group are passed over.
         3. From the first of another size on, those down to `look` are chosen among. Of the first one's priority those
@@ -142,9 +143,8 @@ class Members(Admission):
                     self._try(batch, slot)
             waiting = [slot for slot in waiting if slot not in overdue]
         # Of the places to come some are for overdue ones, whose width is to be known before the others are chosen.
-        n = len(waiting)
-        while n and self._grant(batch, min(batch.most - len(batch.handles), n)):
-            pass
+        while waiting and self._grant(batch, len(batch.fill([arena.cost[slot] for slot in waiting]))):
+            waiting = [slot for slot in waiting if slot in self._heap]
         for _ in range(ROUNDS):
             waiting = [slot for slot in waiting if slot in self._heap]
             chosen = set(batch.fill([arena.cost[slot] for slot in waiting]))
@@ -186,6 +186,8 @@ class Members(Admission):
             if self._late(batch, slot):
                 continue
             if batch.handles:
+                if batch.sized and self._level[slot] == batch.top:
+                    return False  # its turn comes as the first in line; here it would only be padding
                 if self.arena.group[slot] != batch.group:
                     reason = CLOSED_PARAMS
                 else:
