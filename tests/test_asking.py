@@ -175,12 +175,10 @@ def policy(facts: Any) -> int:
 @pytest.mark.parametrize(
     "options",
     [
-        {"key": str},
         {"prepare": lambda item: item},
         {"group": lambda item: 0},
         {"deadlines": {1: 30.0}},
         {"policy": policy},
-        {"merge": True},
     ],
     ids=lambda options: next(iter(options)),
 )

@@ -93,6 +93,7 @@ def use(r: Any, item: Any = "ab") -> None:
     empty = r.snapshot()
     settings = ("name", "backend", "capacity", "limit", "lanes")
     told = {name: getattr(empty, name) for name in empty.__slots__ if name not in settings}
+    assert not any(told.pop("sharing").__getstate__())
     assert not {name: value for name, value in told.items() if getattr(value, "count", value)}
     assert empty.capacity == r.limits.max_queue and r.ready and r.healthy
     assert len(threading.enumerate()) == 1
@@ -213,7 +214,7 @@ def test_a_lock_that_another_thread_holds(lab: Lab, kind: str) -> None:
     r = lab.start(texts if kind == "tokenised" else double, **options)
     r.submit("ab", deadline=60).result(30)  # all threads run
     locks = all_locks(r)
-    assert len(locks) == 5 + 2 * (lab.backend == "pure") + (kind == "tokenised")
+    assert len(locks) == 5 + 3 * (lab.backend == "pure") + (kind == "tokenised")
     with held_elsewhere(*locks):
         in_child(use, r)
     lab.idle(r)

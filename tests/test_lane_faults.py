@@ -51,7 +51,7 @@ class Scene:
         self.ended: Counter[str] = Counter()
         self.plug = self.r.submit("plug")
         lab.wait_until(lambda: self.r.snapshot().queued == 0)
-        self.r._desk.deadlines.arm = bool  # no alarm: it is the lane that finds them late
+        self.r._desk.arm = self.r._desk.deadlines.arm = bool  # no alarm: it is the lane that finds them late
         deadlines = dict.fromkeys(MEMBERS) | dict.fromkeys(LATE, 1)
         self.tickets = {
             name: self.r.submit(name[-1], deadline=late) for name, late in deadlines.items() if late is None

@@ -16,10 +16,10 @@ from relay import errors
 
 NAMES = """
 BATCH INTERACTIVE REALTIME
-Batch CurrentBatch Limits Relay RelaySnapshot Spread Ticket Timing batched current_batch
+Batch CurrentBatch Limits Relay RelaySnapshot SharingSnapshot Spread Ticket Timing batched current_batch
 Token TokenPool PoolSnapshot TierSnapshot TenantSnapshot HeldToken Left
 Policy DynamicPriority StrictPriority Weighted RoundRobin Facts Retry RetryBudget
-PureBackendWarning backend
+PureBackendWarning backend preprocess
 RelayError
 Refused Overloaded TooLarge Closed
 Expired AcquireTimeout DeadlineExceeded RunTimeout

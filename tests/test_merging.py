@@ -25,7 +25,7 @@ def test_joins_queued_and_running(lab: Lab) -> None:
         running = [r.submit("running") for _ in range(2)]
         assert (r.snapshot().admitted, r.snapshot().open, r.snapshot().merged) == (2, 6, 4)
     assert [ticket.result(30) for ticket in queued + running] == [["queued"]] * 3 + [["running"]] * 2
-    assert queued[0].result() is queued[2].result()
+    assert queued[0].result() is not queued[2].result(), "each may change his own"
     assert model.batches == [["running"], ["queued"]]
     assert r("queued") == ["queued"]  # nothing is kept afterwards: it runs again
     assert model.batches[2:] == [["queued"]]
@@ -79,7 +79,7 @@ def test_other_values_only_by_key(lab: Lab) -> None:
     r = lab.start(model, key=lambda item: item["id"])
     with lab.testing.paused(r, model, {"id": 0}):
         first, second = r.submit({"id": 1, "x": 1}), r.submit({"id": 1, "x": 2})
-    assert first.result(30) is second.result(30)
+    assert first.result(30) == second.result(30) == {"id": 1, "x": 1}
     with pytest.raises(TypeError, match=r"key\(item\) must return a str, bytes, int, or a tuple"):
         r.submit({"id": 1.5})
     with pytest.raises(KeyError):
@@ -167,16 +167,11 @@ def test_a_full_queue_can_be_joined(lab: Lab) -> None:
     assert first.result(30) == second.result(30) == "x"
 
 
-def test_e1_a_hash_that_is_always_the_same(lab: Lab, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
-    queue = lab.package.desk.queue
-
-    class Colliding(queue.RequestQueue):  # type: ignore[misc, name-defined]
-        def digest(self, content: str | bytes) -> int:
-            return 7
-
-    monkeypatch.setattr(queue, "RequestQueue", Colliding)
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_e1_a_hash_that_is_always_the_same(lab: Lab, rng: random.Random, cache_bytes: int) -> None:
     model = lab.model(lambda item: f"answer to {item!r}")
-    r = lab.start(model, merge=True)
+    r = lab.start(model, merge=True, cache_bytes=cache_bytes)
+    r._desk.queue.hash_bits = 0
     with lab.testing.paused(r, model, "plug"):
         items = [rng.choice(["a", "b", b"a", 1, True, ("a", "b"), ("b", "a")]) for _ in range(100)]
         tickets = [r.submit(item, tenant=rng.choice([None, "t"])) for item in items]
@@ -221,8 +216,8 @@ def test_nobody_joins_a_run_that_has_failed_before_it_could_be_found(lab: Lab, m
     admit, count = desk.admit, desk.counts.add
     closed, look = threading.Event(), threading.Event()
 
-    def admit_late(ticket: Any, claim: bool = False) -> bool:
-        admitted: bool = admit(ticket, claim)
+    def admit_late(ticket: Any, claim: bool = False, digest: int = -1) -> bool | None:
+        admitted: bool | None = admit(ticket, claim, digest)
         assert closed.wait(30)
         return admitted
 
@@ -240,4 +235,22 @@ def test_nobody_joins_a_run_that_has_failed_before_it_could_be_found(lab: Lab, m
     look.set()
     for ticket in (first, second):
         assert isinstance(ticket.exception(30), ValueError)
+    lab.idle(r)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_changed_after_it_was_submitted(lab: Lab, many: bool) -> None:
+    """Requests are compared by what they were when they came, so that is what is run."""
+    model = lab.model(repr)
+    r = lab.start(model, merge=True, cache_bytes=1 << 20)
+    items: list[Any] = [[1, 2], ([1], 2), [[1, [2]]], np.array([1, 2])]
+    told = [repr(item) for item in items]
+    with lab.testing.paused(r, model, "plug"):
+        first = r.submit_many(items) if many else [r.submit(item) for item in items]
+        again = [[1, 2], ([1], 2), [[1, [2]]], np.array([1, 2])]
+        items[0][0] = items[1][0][0] = items[2][0][1][0] = items[3][0] = 9
+        second = [r.submit(item) for item in again]
+    answers = first.result(30) if many else [ticket.result(30) for ticket in first]
+    assert answers == [ticket.result(30) for ticket in second] == told
+    assert [r(item) for item in again] == told and r([9, 2]) == "[9, 2]"
     lab.idle(r)

@@ -66,7 +66,7 @@ def test_joined_in_the_moment_of_being_dropped(lab: Lab) -> None:
     clock, model = lab.clock(), lab.model(held=True)
     r = lab.start(model, merge=True, clock=clock, max_queue=3)
     desk = r._desk
-    desk.deadlines.arm = lambda when_ns: None
+    desk.arm = desk.deadlines.arm = lambda when_ns: None
     desk.deadlines.extend = lambda leader, handle, deadline_ns: None  # the joiner is held up here
     r.submit("plug")
     model.wait_until_running()
@@ -83,7 +83,7 @@ def test_joined_in_that_moment_and_the_queue_is_full(lab: Lab) -> None:
     clock, model = lab.clock(), lab.model(held=True)
     r = lab.start(model, merge=True, clock=clock, max_queue=2)
     desk = r._desk
-    desk.deadlines.arm = lambda when_ns: None
+    desk.arm = desk.deadlines.arm = lambda when_ns: None
     desk.deadlines.extend = lambda leader, handle, deadline_ns: None
     r.submit("plug")
     model.wait_until_running()

@@ -36,6 +36,7 @@ PARTS = {
     "queue": ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "batch", "histogram", "queue", "tickets"),
     "permits": ("permits", *(f"permits_{what}" for what in ("async", "leases", "lines", "lost", "machine", "turns"))),
     "habits": ("costmodel", "linger"),
+    "cache": ("cache", "cache_threads"),
     "lanes": ("lanes", "gates", "asking", "relay", "engine_running"),
     "threads": ("core_threads",),
     "pool": ("pool", *(f"pool_{what}" for what in ("counts", "fairness", "faults", "late_holders", "limits", "loops",
@@ -136,6 +137,12 @@ def test_dedup_check_finds_what_is_broken() -> None:
     runtime("address")
     done = sanitized("address", "-c", "import json, broken; print(json.dumps(broken.dedup_checks()))")
     assert (done.stdout.strip(), done.returncode) == ("[0, 1, 2, 3, 4, 4]", 0), done.stderr
+
+
+def test_shelf_check_finds_what_is_broken() -> None:
+    runtime("address")
+    done = sanitized("address", "-c", "import json, broken; print(json.dumps(broken.shelf_checks()))")
+    assert (done.stdout.strip(), done.returncode) == ("[0, 1, 1, 1, 1, 2, 3, 4, 4]", 0), done.stderr
 
 
 @pytest.mark.parametrize("parts", PARTS)

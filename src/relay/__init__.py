@@ -37,10 +37,20 @@ from relay.policy import (
     Weighted,
 )
 from relay.pool import Token, TokenPool
+from relay.preprocess import preprocess
 from relay.relay import Relay
 from relay.retry import Retry
 from relay.retry_budget import RetryBudget
-from relay.stats import HeldToken, Left, PoolSnapshot, RelaySnapshot, Spread, TenantSnapshot, TierSnapshot
+from relay.stats import (
+    HeldToken,
+    Left,
+    PoolSnapshot,
+    RelaySnapshot,
+    SharingSnapshot,
+    Spread,
+    TenantSnapshot,
+    TierSnapshot,
+)
 from relay.ticket import Ticket, Timing
 
 __version__ = "0.1.0"
@@ -78,6 +88,7 @@ __all__ = [
     "RetryBudget",
     "RoundRobin",
     "RunTimeout",
+    "SharingSnapshot",
     "Spread",
     "StaleToken",
     "StrictPriority",
@@ -94,4 +105,5 @@ __all__ = [
     "backend",
     "batched",
     "current_batch",
+    "preprocess",
 ]

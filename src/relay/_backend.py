@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from relay._pure import (
         arena,
         batch,
+        cache,
         cost,
         dedup,
         fit,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     "state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets", "lanes", "histogram", "fit",
-    "cost", "linger",
+    "cost", "linger", "cache",
 )  # fmt: skip
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "arena",
     "backend",
     "batch",
+    "cache",
     "cost",
     "dedup",
     "fit",

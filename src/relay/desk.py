@@ -5,6 +5,7 @@ Any thread may call any method.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Desk(Endings):
         self.here: Callable[[], bool] = bool
         self.urgent_below = BATCH
         self.raised: Callable[[int], object] = self._first_urgent
+        self._renewing = threading.Lock()
         self._preparing: Preparing | None = None
         if tokenizer is not None or prepare is not None:
             self._preparing = Preparing(
@@ -71,32 +73,34 @@ class Desk(Endings):
 
     def serve_plain(self, size: Callable[[Any], int] | None, most_size: int | None) -> None:
         """Requests with at most a priority and a deadline need nothing but a place, as far as the intake knows: let
-        them have the short way, if that is so.
+        them have the short way, if that is so, and where it is not, the answers and the runs of others.
 
         Args:
             size: What an item counts for; None if each counts for 1.
             most_size: What it may count for at most; None for no limit.
         """
-        if self._plain_key and self._preparing is None:
-            self.open_short_way(
-                Ticket,
-                self.queue,
-                self.clock.now_ns,
-                size,
-                most_size,
-                tier,
-                INTERACTIVE,
-                TIME_BITS,
-                STEP_BITS,
-                self._allowance_ns,
-            )
+        self.open_short_way(
+            Ticket,
+            self.queue,
+            self.clock.now_ns,
+            size,
+            most_size,
+            tier,
+            INTERACTIVE,
+            TIME_BITS,
+            STEP_BITS,
+            self._allowance_ns,
+            self._plain_key and self._preparing is None,
+        )
 
-    def admit(self, ticket: Ticket[Any], claim: bool = False) -> bool:
+    def admit(self, ticket: Ticket[Any], claim: bool = False, digest: int = -1) -> bool | None:
         """Give `ticket` a place of its own, that of a less urgent one if need be. False if there is none.
 
         Args:
             ticket: Its item must have been checked.
             claim: Use up a place promised by the room.
+            digest: Others may find it under this, from its admission on; -1: they may not. None is the answer if
+                another is found there already.
 
         Raises:
             Closed: The relay takes no more.
@@ -126,9 +130,10 @@ class Desk(Endings):
                 raise closed_error()
             while True:
                 handle: int = self._admit(
-                    ticket, key, arrival_ns, deadline_ns, ticket.size, ticket._group, reserve, claim, level, due_ns
-                )
-                if handle >= 0 or claim or (more := self.displace(level, away)) is None:
+                    ticket, key, arrival_ns, deadline_ns, ticket.size, ticket._group, reserve, claim, level, due_ns,
+                    digest,
+                )  # fmt: skip
+                if handle >= 0 or claim or handle == queue.TAKEN or (more := self.displace(level, away)) is None:
                     break
                 away = more
         except BaseException:
@@ -142,7 +147,7 @@ class Desk(Endings):
                 self.flush(away)
         if handle < 0:
             self.withdraw((ticket,))
-            return False
+            return None if handle == queue.TAKEN else False
         ticket._handle = handle
         if deadline_ns >= 0 or self._preparing is not None or level < self.urgent_below or not self.started:
             self._see_to((ticket,))
@@ -248,8 +253,7 @@ class Desk(Endings):
 
     def join(self, leader: Ticket[Any], handle: int, digest: int, follower: Ticket[Any]) -> bool:
         """Let `follower` share the run of `leader`. False if it is closed to joiners by now, or has too many."""
-        key = self.key(follower)
-        followers = leader._followers
+        key, followers = self.key(follower), leader._followers
         if followers is None or len(followers) >= self.limits.max_followers:
             return False
         follower._handle = handle
@@ -271,6 +275,13 @@ class Desk(Endings):
             self.deadlines.extend(leader, handle, follower._deadline_ns)
         self.counts.add("merged")
         return True
+
+    def renew(self) -> None:
+        """Begin a new epoch: what was asked before is not the same as what is asked from now on."""
+        with self._renewing:
+            self.epoch += 1
+            if self.results is not None:
+                self.results.invalidate()
 
     @property
     def healthy(self) -> bool:

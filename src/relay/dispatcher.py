@@ -29,7 +29,7 @@ from relay.policy import BATCH, MAX_PRIORITY, Policy
 from relay.pool import TokenPool
 from relay.seat import Seat
 from relay.station import Station, Ways
-from relay.stats import RelaySnapshot
+from relay.stats import RelaySnapshot, SharingSnapshot
 from relay.steering import Steering
 from relay.tasklane import TaskLane
 from relay.threadlane import ThreadLane
@@ -151,7 +151,25 @@ class Dispatcher:
             prediction_error=station.cost.snapshot().error,
             limit=station.most,
             lanes=len(self.lanes),
+            sharing=self._shared(told),
             **told,
+        )
+
+    def _shared(self, told: dict[str, Any]) -> SharingSnapshot:
+        """What requests had of each other, by what else is told."""
+        desk, results = self.desk, self.desk.results
+        each = told["busy"] / told["items"] if told["items"] else 0.0
+        if results is None:
+            return SharingSnapshot(misses=desk.misses, joins=told["merged"], saved=each * told["merged"])
+        return SharingSnapshot(
+            hits=results.hits,
+            misses=desk.misses,
+            joins=told["merged"],
+            entries=len(results),
+            nbytes=results.nbytes,
+            evictions=results.evictions,
+            expired=results.expired,
+            saved=each * (results.hits + told["merged"]),
         )
 
     # The end.

@@ -46,7 +46,7 @@ class Endings(tickets.DeskBase):
         self.deadlines = Deadlines(requests, self.counts, clock, f"{name}-alarm", self._expire)
         self.arm = self.deadlines.arm
 
-    def admit(self, ticket: Ticket[Any], claim: bool = False) -> bool:
+    def admit(self, ticket: Ticket[Any], claim: bool = False, digest: int = -1) -> bool | None:
         """Give a ticket a place of its own; see `Desk.admit`."""
         raise NotImplementedError
 

@@ -44,6 +44,11 @@ class Holding:
         """Counters and gauges of this moment; cheap enough to poll."""
         return self._dispatcher.snapshot()
 
+    def invalidate(self) -> None:
+        """Forget all answers that are kept, and keep none of what is under way: requests from now on share nothing with
+        those before. For a model whose answers have changed."""
+        self._desk.renew()
+
     def check(self) -> None:
         """Recount everything; for tests.
 
@@ -51,6 +56,8 @@ class Holding:
             AssertionError: An invariant is broken, which is a bug in relay.
         """
         self._desk.queue.check()
+        if self._desk.results is not None:
+            self._desk.results.check()
 
     def drain(self, timeout: float | None = None) -> int:
         """Take no more requests and wait until all taken ones have ended.

@@ -35,7 +35,7 @@ class Intake(Generic[In, Out]):
 
     Attributes:
         most_mapped: Places that one `map` may hold.
-        place: Give a ticket a place. False if there is none; raises Closed.
+        place: Give a ticket a place. False if there is none, or None; raises Closed.
         place_all: Give all of several tickets a place, or none of them.
     """
 
@@ -56,7 +56,7 @@ class Intake(Generic[In, Out]):
         self._groups = groups
         self._deadlines_ns = deadlines_ns
         self.most_mapped = max(1, desk.limits.max_queue // 2)
-        if merger is None and groups is None and not deadlines_ns:
+        if groups is None and not deadlines_ns:
             desk.serve_plain(self._size, self._most_size)
         self.place = desk.admit if merger is None else merger.place
         self.place_all = desk.admit_all if merger is None else merger.place_all

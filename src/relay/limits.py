@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 
-from relay._backend import state
+from relay._backend import cache, state
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Limits:
         max_ids: Input ids kept for all admitted requests together; None gives 64 a request, and at least four of the
             longest rows.
         max_followers: Requests that may share one run at most.
+        cache_entries: Answers kept at most, where any are; None gives one for each 512 of their bytes.
         helper_threads: Threads that tokenise; None gives a quarter of the cores, from 1 to 4.
         encode_chunk: Texts tokenised together at most.
         exit_grace_s: How long the interpreter's exit waits for running batches.
@@ -36,6 +37,7 @@ class Limits:
     max_queue: int = 8192
     max_ids: int | None = None
     max_followers: int = 100_000
+    cache_entries: int | None = None
     helper_threads: int | None = None
     encode_chunk: int = 64
     exit_grace_s: float = 1.0
@@ -64,6 +66,8 @@ class Limits:
             raise ValueError("bulk_step_s must be finite; 0 means no limit")
         if self.max_queue > state.MAX_SLOTS:
             raise ValueError(f"max_queue must be at most {state.MAX_SLOTS}, got {self.max_queue}")
+        if (self.cache_entries or 0) > cache.MAX_ENTRIES:
+            raise ValueError(f"cache_entries must be at most {cache.MAX_ENTRIES}, got {self.cache_entries}")
 
     def ids_capacity(self, max_length: int) -> int:
         """Room for input ids, given the longest row.

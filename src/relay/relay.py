@@ -6,31 +6,29 @@ Everything it holds hangs on the dispatcher; a relay that is dropped answers wha
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast
 
 from relay._backend import tickets
-from relay.admission import predictor
 from relay.answering import wait_for, wait_for_async
+from relay.building import Building
 from relay.clock import MONOTONIC, Clock, limit_ns
 from relay.dispatcher import Dispatcher
-from relay.fork import survivors
-from relay.holding import Holding
 from relay.identity import Groups
 from relay.intake import Intake
 from relay.limits import Limits
 from relay.mapping import map_in_order, map_in_order_async
-from relay.merging import Merger
 from relay.policy import BATCH, Facts, Policy, Priority, as_policy
 from relay.pool import TokenPool
 from relay.samples import Controller
 from relay.setup import as_deadlines, as_limits, as_linger, as_models, as_ways, check_options, check_pool, new_steering
+from relay.sharing import as_sharing
 from relay.ticket import Ticket
 from relay.tokenizer import Tokenizer
 from relay.wrapping import mark_coroutine_function
 
+asking = tickets.asking
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -43,7 +41,7 @@ class Request(TypedDict, total=False):
     params: Mapping[str, Any] | None
 
 
-class Relay(Holding, Generic[In, Out]):
+class Relay(Building[In, Out], Generic[In, Out]):
     """Puts a model behind a queue that batches, merges, orders and expires its requests.
 
     After a fork the relay is empty in the child: the same model and settings, nothing queued, counters at 0, no thread
@@ -79,9 +77,14 @@ class Relay(Holding, Generic[In, Out]):
         group: Only requests with equal ``group(item)`` share a batch, such as ``np.shape``.
         mixed: Names of parameters that may differ within a batch; the model gets a list of them, None where not given.
         merge: Let identical requests that are under way together share one run. None: if the model says ``deterministic
-            = True`` or `key` is given.
+            = True``, or `key` or `cache_bytes` is given.
         key: ``key(item)`` stands for an item when requests are compared; it must return a str, bytes, int, or a tuple
             of these.
+        share_ignore: Parameters that may differ between requests that are the same, such as ``("user",)``.
+        share_across_tenants: Let requests of different tenants be the same.
+        cache_bytes: Keep answers for later requests that are the same, up to so many bytes; arrays among them are
+            read-only. 0 keeps none.
+        cache_ttl: Seconds for which an answer is kept at most; None for no limit.
         isolate: Split a batch that has failed, so that only the items at fault fail.
         idempotent: Items may be run again when others of their batch have failed.
         check_finite: Rows with NaN or infinity fail their items. None: if the model says ``check_finite = True``, as
@@ -122,6 +125,10 @@ class Relay(Holding, Generic[In, Out]):
         mixed: Sequence[str] = (),
         merge: bool | None = None,
         key: Callable[[In], Any] | None = None,
+        share_ignore: Sequence[str] = (),
+        share_across_tenants: bool = False,
+        cache_bytes: int = 0,
+        cache_ttl: float | None = None,
         isolate: bool = True,
         idempotent: bool = True,
         check_finite: bool | None = None,
@@ -148,7 +155,13 @@ class Relay(Holding, Generic[In, Out]):
         first = models[0]
         tokenizer = tokenizer if tokenizer is not None else getattr(first, "tokenizer", None)
         check_options(
-            {"isolate": isolate, "idempotent": idempotent, "check_finite": check_finite, "merge": merge},
+            {
+                "isolate": isolate,
+                "idempotent": idempotent,
+                "check_finite": check_finite,
+                "merge": merge,
+                "share_across_tenants": share_across_tenants,
+            },
             {"prepare": prepare, "size": size, "group": group, "key": key},
             tokenizer,
             utilisation,
@@ -182,35 +195,20 @@ class Relay(Holding, Generic[In, Out]):
             as_linger(linger),
             pool,
         )
-        self._merge = merge if merge is not None else key is not None or getattr(first, "deterministic", False) is True
-        self._key = key
+        self._sharing = as_sharing(
+            first,
+            merge=merge,
+            key=key,
+            share_ignore=share_ignore,
+            share_across_tenants=share_across_tenants,
+            cache_bytes=cache_bytes,
+            cache_ttl=cache_ttl,
+            limits=self.limits,
+        )
         self._predicts = ways.finish
         groups = Groups(ways.mixed, group) if group is not None or ways.mixed else None
         self._new_intake = partial(Intake, size=size, groups=groups, deadlines_ns=as_deadlines(deadlines))
         self._build(1)
-
-    def _build(self, generation: int) -> None:
-        """Make all that requests pass through, empty."""
-        self._dispatcher = dispatcher = self._new_dispatcher(generation=generation)
-        self._desk = desk = dispatcher.desk
-        if self._predicts:
-            desk.predict_ns = predictor(dispatcher.lanes)
-        self._intake: Intake[In, Out] = self._new_intake(desk, Merger(desk, self._key) if self._merge else None)
-        self._ticket, self._place = self._intake.ticket, self._intake.place
-        self._retire = weakref.finalize(self, dispatcher.retire)
-        self._retire.atexit = False
-        survivors.add(self)  # before the dispatcher, which then lets go of everything
-        survivors.add(dispatcher)  # by itself, for it outlives a relay that is dropped
-
-    def _after_fork_in_child(self) -> None:
-        """Start anew with the same model and settings; closed if it was."""
-        old = self._desk
-        self._retire.detach()  # it would take locks
-        self._build(old.queue.next_generation)
-        if old.closed:
-            self._dispatcher.close()
-        elif old.refusing:
-            self._desk.stop_admitting()
 
     # One request.
 
@@ -291,7 +289,7 @@ class Relay(Holding, Generic[In, Out]):
     ) -> Coroutine[Any, Any, Out]:
         """As calling the relay, for coroutines: ``await r.run_async(item)``. Cancelling it cancels the request."""
         if tenant is None and params is None and timeout is None:
-            return tickets.Asking(self, item, priority, deadline)
+            return asking(self, item, priority, deadline)
         return self._answer(item, priority, deadline, tenant, params, timeout)
 
     mark_coroutine_function(run_async)

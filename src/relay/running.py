@@ -16,6 +16,7 @@ from relay._backend import lanes
 from relay.current import mixed_keywords
 from relay.errors import DeadlineExceeded, NonFiniteOutput, RequestCancelled
 from relay.isolation import Splitter
+from relay.keeping import another
 from relay.outputs import finite_rows, leave_out_grad, member_error, rows_of
 from relay.overtime import Call
 from relay.runs import all_of, followers, wanted
@@ -168,7 +169,7 @@ class Running(lanes.RunningBase):
             ticket.size = own_size
             if failed:
                 settled += settle(ticket, None, member_error(row, noted, name), replies, run if size else None)
-            elif settle(ticket, row, None, replies, run):
+            elif settle(ticket, row if ticket is owner else another(row), None, replies, run):
                 counts.waits.record(ticket, run)
         let_go(owner)
         self.failures += failed and (size > 0 or kind is not RequestCancelled)

@@ -53,6 +53,31 @@ def spread(seen: histogram.Histogram, unit: int) -> Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class SharingSnapshot:
+    """What requests had of each other; hits, misses and joins together are those that could have been shared.
+
+    Attributes:
+        hits: Answered at once, from what was kept.
+        misses: Lead a run of their own.
+        joins: Shared another's run.
+        entries: Answers kept now.
+        nbytes: What they cost, in bytes.
+        evictions: Answers let go for want of room.
+        expired: Answers let go because their time was over.
+        saved: Seconds of model calls that hits and joins would have taken: each the mean of those that were run.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    joins: int = 0
+    entries: int = 0
+    nbytes: int = 0
+    evictions: int = 0
+    expired: int = 0
+    saved: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RelaySnapshot:
     """What a relay looked like at one moment. Times in seconds.
 
@@ -87,6 +112,7 @@ class RelaySnapshot:
             one to tell of.
         limit: Members of a batch at most, now.
         lanes: How many batches may run at once.
+        sharing: What requests had of each other.
     """
 
     name: str
@@ -124,6 +150,7 @@ class RelaySnapshot:
     prediction_error: float | None = None
     limit: int = 0
     lanes: int = 1
+    sharing: SharingSnapshot = SharingSnapshot()
 
 
 class Pace:

@@ -3,6 +3,9 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
+import numpy as np
+import numpy.typing as npt
+
 import relay
 from relay import Batch, Relay, Ticket
 
@@ -36,6 +39,10 @@ r.submit(3)  # type: ignore[arg-type]
 r.submit("x", priority=1.5)  # type: ignore[arg-type]
 r.submit("x", 1)  # type: ignore[call-arg]
 Relay("no model")  # type: ignore[arg-type]
+
+assert_type(relay.preprocess("x"), tuple[str, npt.NDArray[np.int64]])
+relay.preprocess("x", "sha1")  # type: ignore[arg-type]
+relay.preprocess(b"x")  # type: ignore[arg-type]
 
 ticket = r.submit("x")
 assert_type(ticket.result(), int)

@@ -102,6 +102,7 @@ A coroutine that ends with the answer."""
         # What to wait for; or the answer, and it is over.
         cdef TicketBase ticket
         cdef Waiting waits
+        cdef bint answered = False
         if self.stage == GOING:
             raise ValueError("coroutine already executing")
         if self.stage == OVER:
@@ -114,7 +115,11 @@ A coroutine that ends with the answer."""
             if self.stage == FRESH:
                 self.stage = GOING
                 self.loop = current_loop()
-                found = (<DeskBase?>self.relay._desk).admitted(self.item, self.priority, self.deadline)
+                found = (<DeskBase?>self.relay._desk).admitted(self.item, self.priority, self.deadline, &answered)
+                if answered:
+                    self.stage = OVER
+                    self.let_go()
+                    return found
                 if found is None:
                     return self.elsewhere(self.relay._answer(self.item, self.priority, self.deadline))
                 ticket = self.ticket = <TicketBase>found
@@ -180,6 +185,33 @@ A coroutine that ends with the answer."""
 Coroutine.register(Asking)
 
 
+def asking(relay, item, priority=None, deadline=None):
+    """What `run_async` returns: an `Asking`."""
+    cdef Asking made = Asking.__new__(Asking)   # whose constructor would take its arguments apart twice
+    made.relay, made.item, made.priority, made.deadline = relay, item, priority, deadline
+    return made
+
+
+@freelist(16)
+cdef class Answer:
+    # What is awaited of a ticket that has ended: goes on at once.
+    cdef TicketBase ticket
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration(self.take())
+
+    cdef object take(self):
+        if self.ticket._error is not None:
+            raise self.ticket._error
+        return self.ticket._value
+
+
 cdef int asking_send(object self, object value, PyObject** result) except -1:
     cdef object found = (<Asking>self).step(value)
     Py_INCREF(found)
@@ -198,3 +230,20 @@ cdef PyObject* asking_next(object self) except NULL:
 
 
 relay_set_slots(<PyObject*>Asking, <void*>asking_send, <void*>asking_next)
+
+
+cdef int answer_send(object self, object value, PyObject** result) except -1:
+    cdef object found = (<Answer>self).take()
+    Py_INCREF(found)
+    result[0] = <PyObject*>found
+    return 0
+
+cdef PyObject* answer_next(object self) except NULL:
+    found = (<Answer>self).take()
+    if isinstance(found, (tuple, BaseException)):
+        found = StopIteration(found)        # or it would be taken for the arguments of one
+    PyErr_SetObject(StopIteration, found)
+    return NULL
+
+
+relay_set_slots(<PyObject*>Answer, <void*>answer_send, <void*>answer_next)

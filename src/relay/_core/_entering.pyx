@@ -2,33 +2,46 @@
 
 cdef class Entering(Members):
     def admit(
-        self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False, level=0, due_ns=-1
+        self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False, level=0, due_ns=-1, digest=-1
     ):
         """Leases a slot for a request."""
+        cdef uint64_t low = 0, high = 0
+        cdef bint bound = digest >= 0
         cdef int64_t order = to_int64("key", key), now = to_int64("now_ns", now_ns)
         cdef int64_t deadline = to_int64("deadline_ns", deadline_ns)
         cdef int32_t size = to_int32("cost", cost), kind = to_int32("group", group), reserve = to_int32("ids", ids)
         cdef int32_t priority = to_level(level, 0)
         cdef int64_t due = to_int64("due_ns", due_ns), handle
+        if bound:
+            words_of("digest", digest, &low, &high)
         if claim:
             self.take_promise()
-        elif self.is_full():
+        if bound and dedup_find(&self.dedup.s, low, high) >= 0:
+            return TAKEN
+        if not claim and self.is_full():
             return FULL
         handle = self.lease(owner, order, now, deadline, size, kind, reserve, priority, due)
+        if handle >= 0 and bound:
+            dedup_insert(&self.dedup.s, low, high, handle)
         if self.parked and reserve < 0:
             self.wake_lanes(1)
         return handle
 
     cdef int64_t admit_one(
-        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due
+        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due,
+        uint64_t low, uint64_t high, bint bound
     ) except? -3:
         # As `admit`, for a request that is ready and has no group.
         cdef int64_t handle
+        if bound and dedup_find(&self.dedup.s, low, high) >= 0:
+            return TAKEN_
         if self.is_full():
             return FULL_
         if size > MOST_SIZE:
             to_int32("cost", size)      # says why
         handle = self.lease(owner, key, now, deadline, <int32_t>size, 0, -1, level, due)
+        if handle >= 0 and bound:
+            dedup_insert(&self.dedup.s, low, high, handle)
         if self.parked:
             self.wake_lanes(1)
         return handle

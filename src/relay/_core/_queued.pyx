@@ -35,9 +35,16 @@ cdef class Door:
     # Where `tickets` lets requests in, and `lanes` takes them out.
 
     cdef int64_t admit_one(
-        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due
+        self, object owner, int64_t key, int64_t now, int64_t deadline, int64_t size, int32_t level, int64_t due,
+        uint64_t low, uint64_t high, bint bound
     ) except? -3:
         raise NotImplementedError
+
+    cdef int digest_of(self, object content, int64_t who, int64_t epoch, uint64_t* low, uint64_t* high) except -1:
+        raise NotImplementedError
+
+    cdef object leader(self, uint64_t low, uint64_t high, int64_t* handle):
+        return None
 
     cdef int64_t up_to(self, int64_t level) noexcept:
         return 0
@@ -92,12 +99,14 @@ cdef class Queued(Door):
     cdef int32_t youngest[LEVELS]       # the last of those that may be displaced
     cdef int32_t one_level              # the only priority there has been, or -1
     cdef bint mixed
+    cdef public int64_t hash_bits       # less than 64: for tests
     cdef int32_t promised
 
     def __cinit__(self, capacity, ids_capacity=0, max_length=0, wake=None, generation=1, overdue_every=0):
         cdef size_t n, i
         self.every = as_range("overdue_every", overdue_every, 0, 0x7FFFFFFF)
         self.one_level = -1
+        self.hash_bits = 128
         self.wake = wake
         self.arena = Arena(capacity, ids_capacity, max_length, generation)
         self.heap = PriorityHeap(capacity)

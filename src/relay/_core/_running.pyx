@@ -139,6 +139,8 @@ cdef class RunningBase:
         cdef int64_t failed = 0
         if station.desk.forked:
             return 0
+        if (<DeskBase>station.desk).results is not None:
+            rows = self.keep(owners, rows, run.ended_ns)    # before they are closed: who comes then finds them
         self.close(handles)     # nobody enters a list of followers behind the loop below
         replies = Replies()
         try:
@@ -148,6 +150,30 @@ cdef class RunningBase:
             self._replies = replies     # whatever has come: who has ended is told
         station.batches.note(run, len(owners), failed, self._part is not None)
         return 0
+
+    @boundscheck(True)      # the model has the list of rows, too
+    cdef object keep(self, list owners, object rows, int64_t now_ns):
+        cdef DeskBase desk = self._station.desk
+        cdef ResultCache results = desk.results
+        cdef TicketBase owner
+        cdef Py_ssize_t index = 0
+        cdef int64_t nbytes
+        cdef list answers = None
+        for owner in owners:
+            content = owner._content
+            if content is not None:
+                row = rows[index]
+                found = None if PyExceptionInstance_Check(row) else desk.kept(row)
+                if found is not None:
+                    value = (<tuple>found)[0]
+                    nbytes = (<int64_t>(<tuple>found)[1]) + <int64_t>content.__sizeof__()
+                    results.put_native(owner.low, owner.high, content, owner._who, value, nbytes, owner._epoch, now_ns)
+                    if type(value) is type(row) and value is not row:
+                        if answers is None:
+                            answers = list(rows)    # which may be the model's own
+                        answers[index] = value
+            index += 1
+        return rows if answers is None else answers
 
     cdef int64_t close(self, list handles) except -1:
         try:

@@ -52,6 +52,7 @@ cdef struct DedupTable:     # all fields: guarded by the owner's lock (the GIL f
 cdef int dedup_init(DedupTable* d, int32_t capacity) noexcept nogil   # 0, or -1: out of memory or capacity out of range
 cdef void dedup_free(DedupTable* d) noexcept nogil                    # idempotent, and safe on a zeroed struct
 cdef int dedup_delete(DedupTable* d, int64_t handle) noexcept nogil   # 1 deleted, 0: that handle has no entry
+cdef void dedup_clear(DedupTable* d) noexcept nogil                   # deletes all
 cdef int dedup_check(const DedupTable* d) noexcept nogil              # 0, or the number of the broken invariant
 cdef int dedup_insert(DedupTable* d, uint64_t lo, uint64_t hi, int64_t handle) noexcept nogil
 #   1 entered; 0: the hash is present or the table full; -1: the slot has an entry; -2: the handle names no slot of it

@@ -18,6 +18,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from relay._core._digest cimport relay_int_from_words, words_of
+
 SLOT_BITS = 22
 MAX_SLOTS = DEDUP_MAX_SLOTS
 NO_HANDLE = -1
@@ -25,61 +27,11 @@ _PROCESS_SECRET = os.urandom(32)
 
 cdef extern from *:
     """
-    /* Nearly every hash is an int of five 30-bit digits; to fill and read those directly halves the cost of a call. */
-    #if PYLONG_BITS_IN_DIGIT == 30 && PY_VERSION_HEX < 0x030C0000
-    #define relay_digits(value) (((PyLongObject*)(value))->ob_digit)
-    #define relay_has_five(value) (Py_SIZE(value) == 5)
-    #elif PYLONG_BITS_IN_DIGIT == 30 && PY_VERSION_HEX < 0x030E0000
-    #define relay_digits(value) (((PyLongObject*)(value))->long_value.ob_digit)
-    #define relay_has_five(value) (((PyLongObject*)(value))->long_value.lv_tag == (5u << 3))
-    #endif
-    static inline PyObject* relay_int_from_words(uint64_t lo, uint64_t hi) {
-    #ifdef relay_digits
-        if (hi >> 56) {
-            PyLongObject* value = _PyLong_New(5);
-            uint64_t five[5] = {lo, lo >> 30, lo >> 60 | hi << 4, hi >> 26, hi >> 56};
-            for (int i = 0; value && i < 5; i++) relay_digits(value)[i] = (digit)(five[i] & PyLong_MASK);
-            return (PyObject*)value;
-        }
-    #endif
-        unsigned char bytes[16];
-        for (int i = 0; i < 16; i++) bytes[i] = (unsigned char)((i < 8 ? lo : hi) >> 8 * (i & 7));
-    #if PY_VERSION_HEX >= 0x030D0000
-        return PyLong_FromUnsignedNativeBytes(bytes, 16, Py_ASNATIVEBYTES_LITTLE_ENDIAN);
-    #else
-        return _PyLong_FromByteArray(bytes, 16, 1, 0);
-    #endif
-    }
-    /* 1: filled. 0: negative or too wide, and no error is set. */
-    static inline int relay_words_from_int(PyObject* value, uint64_t* lo, uint64_t* hi) {
-    #ifdef relay_digits
-        if (relay_has_five(value)) {
-            const digit* d = relay_digits(value);
-            *lo = d[0] | (uint64_t)d[1] << 30 | (uint64_t)d[2] << 60;
-            *hi = d[2] >> 4 | (uint64_t)d[3] << 26 | (uint64_t)d[4] << 56;
-            return d[4] < 256;
-        }
-    #endif
-        unsigned char bytes[16];
-    #if PY_VERSION_HEX >= 0x030D0000
-        Py_ssize_t need = PyLong_AsNativeBytes(value, bytes, 16, Py_ASNATIVEBYTES_LITTLE_ENDIAN
-                                               | Py_ASNATIVEBYTES_UNSIGNED_BUFFER | Py_ASNATIVEBYTES_REJECT_NEGATIVE);
-        int fits = need >= 0 && need <= 16;
-    #else
-        int fits = _PyLong_AsByteArray((PyLongObject*)value, bytes, 16, 1, 0) == 0;
-    #endif
-        if (!fits) { PyErr_Clear(); return 0; }
-        *lo = *hi = 0;
-        for (int i = 15; i >= 0; i--) { uint64_t* word = i < 8 ? lo : hi; *word = *word << 8 | bytes[i]; }
-        return 1;
-    }
     #if PY_VERSION_HEX >= 0x030C0000
     #undef PyUnicode_READY
     #define PyUnicode_READY(text) 0     /* every str is, and to ask is deprecated */
     #endif
     """
-    object relay_int_from_words(uint64_t lo, uint64_t hi)
-    bint relay_words_from_int(object value, uint64_t* lo, uint64_t* hi) noexcept
     int PyUnicode_READY(object text) except -1
 
 
@@ -162,6 +114,14 @@ cdef int dedup_delete(DedupTable* d, int64_t handle) noexcept nogil:
     return 1
 
 
+cdef void dedup_clear(DedupTable* d) noexcept nogil:
+    cdef int32_t slot
+    memset(d.cells, 0, (<size_t>d.mask + 1) * sizeof(DedupCell))
+    for slot in range(d.capacity):
+        d.entries[slot].handle = -1
+    d.count = 0
+
+
 cdef int dedup_check(const DedupTable* d) noexcept nogil:
     cdef int32_t in_cells = 0, in_slots = 0, slot
     cdef uint32_t at, back
@@ -228,14 +188,6 @@ cdef inline int64_t as_int64(object value, str name) except? -1:
     return result
 
 
-cdef inline int as_words(object value, uint64_t* lo, uint64_t* hi) except -1:
-    if not PyLong_Check(value):
-        raise TypeError(f"h must be an int, got {type(value).__name__}")
-    if not relay_words_from_int(value, lo, hi):
-        raise OverflowError(f"h {value} does not fit in 128 bits without a sign")
-    return 0
-
-
 cdef class Dedup:
     """Dedup(capacity, secret=None)
 --
@@ -270,7 +222,7 @@ A table of fixed capacity from content hashes to handles."""
     def insert(self, h, handle):
         """Enter a handle under a hash; False if the hash is present or the table full."""
         cdef uint64_t lo, hi
-        as_words(h, &lo, &hi)
+        words_of("h", h, &lo, &hi)
         cdef int64_t named = as_int64(handle, "handle")
         cdef int done = dedup_insert(&self.s, lo, hi, named)
         if done >= 0:
@@ -285,7 +237,7 @@ A table of fixed capacity from content hashes to handles."""
     def find(self, h):
         """Return the handle entered under a hash, or -1."""
         cdef uint64_t lo, hi
-        as_words(h, &lo, &hi)
+        words_of("h", h, &lo, &hi)
         return dedup_find(&self.s, lo, hi)
 
     def delete(self, handle):

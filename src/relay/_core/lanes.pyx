@@ -6,10 +6,12 @@ The GIL guards each object; the order of the steps is that of the pure side.
 """
 
 from _thread import allocate_lock
+from cython cimport boundscheck
 from libc.math cimport rint
 from libc.stdint cimport int32_t, int64_t
 
 from relay._core._clock cimport relay_monotonic_ns
+from relay._core.cache cimport ResultCache
 from relay._core.cost cimport CostModel
 from relay._core.linger cimport Linger
 from relay._core.queue cimport Choice, Door
@@ -27,6 +29,9 @@ cdef extern from "Python.h":
     int PyContext_Enter(object context) except -1
     int PyContext_Exit(object context) except -1
     object PyContextVar_Set(object variable, object value)
+
+cdef extern from *:
+    bint PyExceptionInstance_Check(object o)
 
 cdef dict MODULES = modules
 

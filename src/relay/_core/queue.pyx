@@ -25,7 +25,8 @@ from relay._core.arena cimport (
     DROP_DEFERRED, DROP_FREED, Arena, arena_commit, arena_drop, arena_handle, arena_lease, arena_live, arena_release,
     arena_unpin,
 )
-from relay._core.dedup cimport Dedup, dedup_delete
+from relay._core._digest cimport relay_int_from_words, words_of
+from relay._core.dedup cimport Dedup, dedup_delete, dedup_find, dedup_insert, hash_object
 from relay._core.heap cimport (
     HEAP_MAX_SLOTS, HEAP_ROOT, HEAP_SLOT_BITS, Heap, PriorityHeap, heap_has, heap_key, heap_lift, heap_peek,
     heap_pop_node, heap_push, heap_push_seq, heap_remove,
@@ -38,7 +39,7 @@ from relay._core.timers cimport Timers, timers_arm, timers_disarm, timers_due_on
 
 __all__ = [
     "CLOSED_DEADLINE", "CLOSED_IDLE", "CLOSED_PARAMS", "CLOSED_SIZE", "CLOSED_STEP", "CLOSED_TOKENS", "FULL",
-    "LOOK_PAST", "NO_BLOCKS", "RequestQueue",
+    "LOOK_PAST", "NO_BLOCKS", "TAKEN", "RequestQueue",
 ]
 
 cdef enum:
@@ -46,6 +47,7 @@ cdef enum:
     MOST_SIZE = 0x7FFFFFFF
 
 FULL = FULL_
+TAKEN = TAKEN_
 NO_BLOCKS = -2
 LOOK_PAST = 256
 CLOSED_IDLE = SHUT_IDLE
@@ -224,9 +226,26 @@ The queue of one model."""
         """When the earliest timer comes, or None."""
         return self.first_deadline() if self.timers.s.size else None
 
-    def digest(self, content):
+    def digest(self, content, who=0, epoch=0):
         """The keyed hash of a request's content."""
-        return self.dedup.hash(content)
+        cdef uint64_t low, high
+        self.digest_of(content, to_int64("who", who), to_int64("epoch", epoch), &low, &high)
+        return relay_int_from_words(low, high)
+
+    cdef int digest_of(self, object content, int64_t who, int64_t epoch, uint64_t* low, uint64_t* high) except -1:
+        hash_object(content, self.dedup.secret, low, high)
+        if self.hash_bits < 64:
+            low[0] &= (<uint64_t>1 << self.hash_bits) - 1
+            high[0] = 0
+            return 0
+        # Odd factors whose bits are, too: numbers that differ by little give salts that differ in half of theirs.
+        low[0] ^= <uint64_t>who * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>epoch * <uint64_t>0xD1B54A32D192ED03
+        return 0
+
+    cdef object leader(self, uint64_t low, uint64_t high, int64_t* handle):
+        # The owner bound under a hash, or None.
+        handle[0] = dedup_find(&self.dedup.s, low, high)
+        return self._owners[state_slot(handle[0])] if handle[0] >= 0 else None
 
     def bind(self, digest, handle):
         """Lets identical requests find `handle` under `digest`."""

@@ -1,5 +1,6 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
+from relay._core.cache cimport ResultCache
 from relay._core.histogram cimport Histogram
 from relay._core.queue cimport Door
 
@@ -11,6 +12,7 @@ cdef class TicketBase:
     cdef public object tenant
     cdef public object _params
     cdef public object _content
+    cdef public object _who
     cdef public object _followers
     cdef public object _times
     cdef public object _value
@@ -28,6 +30,9 @@ cdef class TicketBase:
     cdef public int64_t priority
     cdef public int64_t size
     cdef public int64_t _group
+    cdef public int64_t _epoch
+    cdef uint64_t low               # the digest
+    cdef uint64_t high
     cdef public bint _done
     cdef object __weakref__
 
@@ -124,6 +129,13 @@ cdef class DeskBase:
     cdef public bint monotonic
     cdef public int64_t urgent_below
     cdef public int64_t refused_late
+    cdef public int64_t epoch
+    cdef public int64_t misses
+    cdef public ResultCache results
+    cdef object content_of
+    cdef bint texts                 # items stand for themselves
+    cdef object given
+    cdef readonly object kept
     # The rest: written once.
     cdef bint short
     cdef bint limited
@@ -137,8 +149,14 @@ cdef class DeskBase:
     cdef int64_t time_bits
     cdef int64_t step_bits
     cdef int64_t allowances_ns[256]
+    cdef bint admits
 
-    cdef object admitted(self, object item, object priority, object deadline)
+    cdef object admitted(self, object item, object priority, object deadline, bint* answered)
+    cdef int64_t now(self) except -1
+    cdef TicketBase answer(self, object priority, object value)
+    cdef object content(self, object item)
+    cdef object result(self, uint64_t low, uint64_t high, object content, object who, int64_t now_ns)
+    cdef TicketBase to_join(self, uint64_t low, uint64_t high, object content, int64_t epoch, int64_t* handle)
 
 
 cdef class Waiting:

@@ -22,11 +22,13 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.set cimport PySet_Discard
 from cython cimport boundscheck, freelist
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from relay._core._clock cimport relay_monotonic_ns
+from relay._core._digest cimport relay_int_from_words, words_of
+from relay._core.cache cimport NOTHING, ResultCache
 from relay._core.histogram cimport Histogram, hist_record
-from relay._core.queue cimport Door
+from relay._core.queue cimport TAKEN_, Door
 from relay._core.state cimport to_int64
 
 from relay.errors import Overloaded, Text
@@ -42,8 +44,8 @@ cdef extern from *:
     object PyContext_CopyCurrent()
 
 __all__ = [
-    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "ask", "call",
-    "finish", "let_go", "settle", "wait",
+    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "ask",
+    "asking", "call", "finish", "let_go", "settle", "wait",
 ]
 
 log = logging.getLogger("relay")
@@ -70,6 +72,14 @@ cdef class TicketBase:
         return 0
 
     @property
+    def _digest(self):
+        return relay_int_from_words(self.low, self.high)
+
+    @_digest.setter
+    def _digest(self, digest):
+        words_of("digest", digest, &self.low, &self.high)
+
+    @property
     def _waiters(self):
         return self.waiters()
 
@@ -82,7 +92,12 @@ cdef class TicketBase:
         return self.several
 
     def __await__(self):
+        cdef Answer at_once
         loop = current_loop()
+        if self._done:
+            at_once = Answer.__new__(Answer)
+            at_once.ticket = self
+            return at_once
         future = loop.create_future()
         self.attach((loop, future))
         return future.__await__()
@@ -232,7 +247,7 @@ def settle(TicketBase ticket not None, value, error, Replies replies not None, r
 
 
 cdef int drop(TicketBase ticket) except -1:
-    ticket._item = ticket._content = ticket._prepared = ticket._context = ticket._kept = None
+    ticket._item = ticket._content = ticket._who = ticket._prepared = ticket._context = ticket._kept = None
     return 0
 
 

@@ -15,6 +15,7 @@ from relay._pure._rows import BLOCK
 from relay._pure.state import PINNED, QUEUED, as_int32, as_int64, as_range, slot_of, state_of
 
 FULL = -1
+TAKEN = -4
 LANES = 64
 
 
@@ -35,6 +36,7 @@ class Admission(Requests):
         claim: bool = False,
         level: int = 0,
         due_ns: int = -1,
+        digest: int = -1,
     ) -> int:
         """Leases a slot for a request.
 
@@ -50,9 +52,11 @@ class Admission(Requests):
             claim: Use up one promised place.
             level: Its priority, 0 to 255; smaller is more urgent.
             due_ns: When it will have been overtaken for long enough, or -1 for never.
+            digest: What it is bound under in the same step, or -1.
 
         Returns:
-            A handle; `FULL`; or `NO_BLOCKS` if there is no room for that many ids. A promise is used up in any case.
+            A handle; `TAKEN` if another is bound under `digest`; `FULL`; or `NO_BLOCKS` if there is no room for that
+            many ids. A promise is used up in any case.
 
         Raises:
             TypeError: A number is not an int.
@@ -66,9 +70,13 @@ class Admission(Requests):
         with self._lock:
             if claim:
                 self.forgo()
-            elif self.free <= 0:
+            if digest >= 0 and self._dedup.find(digest) >= 0:
+                return TAKEN
+            if not claim and self.free <= 0:
                 return FULL
             handle = self._lease(owner, key, now_ns, deadline_ns, cost, group, ids, level, due_ns)
+            if handle >= 0 and digest >= 0:
+                self._dedup.insert(digest, handle)
         if ids < 0:
             self._wake_lanes(1)
         return handle

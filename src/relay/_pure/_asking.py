@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
+from relay._pure._admission import TAKEN
+from relay._pure._sharing import SharingBase
+from relay._pure.cache import ABSENT
 from relay.errors import Overloaded, Text
 
-__all__ = ["Asking", "DeskBase", "ask"]
+__all__ = ["Asking", "DeskBase", "ask", "asking"]
 
 NS = 1_000_000_000
 LONGEST_S = 4_611_686_018.0
@@ -22,7 +24,7 @@ TOO_LATE = (
 )
 
 
-class DeskBase:
+class DeskBase(SharingBase):
     """What a desk is asked for with every request.
 
     Attributes:
@@ -43,17 +45,17 @@ class DeskBase:
     """
 
     __slots__ = (
-        "_idle_watchers", "_lock", "_short", "arm", "closed", "crew", "forked", "monotonic", "open", "predict_ns",
+        "_idle_watchers", "_short", "arm", "closed", "crew", "forked", "monotonic", "open", "predict_ns",
         "refused_late", "refusing", "room", "started", "urgent", "urgent_below",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        super().__init__()
         self.open: set[Any] = set()
         self.crew: set[int] = set()
         self.refusing = self.closed = self.forked = self.started = self.urgent = self.monotonic = False
         self._idle_watchers: list[Callable[[], object]] = []
         self.urgent_below = self.refused_late = 0
-        self._lock = threading.RLock()  # of that count; a signal's handler may count, too
         self.room: Any = None
         self.arm: Callable[[int], object] = bool
         self.predict_ns: Callable[[int, int, int], int] | None = None
@@ -71,8 +73,9 @@ class DeskBase:
         time_bits: int,
         step_bits: int,
         allowances_ns: Sequence[int],
+        admits: bool,
     ) -> None:
-        """Have `enter` admit requests. For a desk whose requests need nothing but a place.
+        """Have `enter` take requests. For a desk whose requests need nothing but a place, or the answer of another.
 
         Args:
             ticket: The class of tickets.
@@ -85,6 +88,7 @@ class DeskBase:
             time_bits, step_bits: A request's key is ``priority << time_bits | ns >> step_bits``, with the time when it
                 is overdue, or its deadline, if that is earlier.
             allowances_ns: For each priority, the time from its arrival until a request is overdue.
+            admits: Whether those who have to be run need nothing but a place.
 
         Raises:
             ValueError: They are not 256.
@@ -92,7 +96,7 @@ class DeskBase:
         allowances = tuple(allowances_ns)
         if len(allowances) != 256:
             raise ValueError(f"a policy's allowance_ns must name all 256 priorities, got {len(allowances)}")
-        self._short = ticket, queue, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances
+        self._short = ticket, queue, now_ns, size, most_size, tier, usual, time_bits, step_bits, allowances, admits
 
     def enter(self, item: Any, priority: Any = None, deadline: Any = None) -> Any:
         """A ticket with a place for an item; None, and nothing has been done, where that takes more than a place.
@@ -107,30 +111,41 @@ class DeskBase:
             Exception: As the priority or the size of the item, or an alarm or a lane that cannot be woken.
         """
         short = self._short
-        if short is None or self.refusing or not self.started or self.room.waiting:
+        if short is None or self.refusing or not self.started:
             return None
-        ticket_of, queue, now_ns, size_of, most_size, tier, level, time_bits, step_bits, allowances_ns = short
+        ticket_of, queue, now_ns, size_of, most_size, tier, level, time_bits, step_bits, allowances_ns, admits = short
         if priority is not None:
             level = tier(priority)
-        if level < self.urgent_below:
-            return None
         limit_ns = -1
         if deadline is not None:
             if type(deadline) not in (int, float) or not 0 < deadline < LONGEST_S:
                 return None
             limit_ns = max(int(deadline * NS), 1)
-        if queue.free <= 0:
+        arrival_ns = now_ns()
+        if arrival_ns > LATEST_NS:
+            return None
+        deadline_ns = arrival_ns + limit_ns if limit_ns > 0 else -1
+        content, digest, epoch = None, -1, self.epoch
+        if self._content_of is not None and (content := self._content_of(item)) is not None:
+            digest = queue.digest(content, 0, epoch)
+            # An answer is kept before its run is closed, so who looks here for the run first cannot miss both.
+            handle, leader = self.find_leader(queue, digest, content, None, epoch)
+            if leader is not None:
+                ticket = ticket_of(self, item, level, arrival_ns)
+                ticket._deadline_ns = deadline_ns
+                if self.join(leader, handle, digest, ticket):
+                    return ticket
+            if (value := self.find_result(digest, content, None, arrival_ns)) is not ABSENT:
+                return _answered(ticket_of(self, None, level, arrival_ns), value)
+        if content is not None and self._texts and type(item) not in (str, bytes, int):
+            return None  # it may be changed before it is run
+        if not admits or self.room.waiting or level < self.urgent_below or queue.free <= 0:
             return None  # before the user's `size` is asked, which the long way does as well
         size = 1 if size_of is None else size_of(item)
         if most_size is not None and size > most_size:
             return None
-        arrival_ns = now_ns()
-        if arrival_ns > LATEST_NS:
-            return None
         due_ns = first_ns = arrival_ns + allowances_ns[level]
-        deadline_ns = -1
-        if limit_ns > 0:
-            deadline_ns = arrival_ns + limit_ns
+        if deadline_ns >= 0:
             first_ns = min(due_ns, deadline_ns)
             if self.predict_ns is not None:
                 ends_ns = self.predict_ns(queue.ahead(level), size, arrival_ns)
@@ -138,6 +153,8 @@ class DeskBase:
                     raise self.too_late(deadline_ns, ends_ns, arrival_ns)
         ticket = ticket_of(self, item, level, arrival_ns)
         ticket.size, ticket._deadline_ns = size, deadline_ns
+        if content is not None:
+            ticket._content, ticket._digest, ticket._epoch, ticket._followers = content, digest, epoch, []
         self.open.add(ticket)
         if self.refusing:
             # Entered first, looked second, as `drain` does it the other way round: it waits for us, or we see it.
@@ -145,7 +162,14 @@ class DeskBase:
             return None
         try:
             key = level << time_bits | first_ns >> step_bits
-            handle = queue.admit(ticket, key, arrival_ns, deadline_ns, size, 0, -1, False, level, due_ns)
+            handle = queue.admit(ticket, key, arrival_ns, deadline_ns, size, 0, -1, False, level, due_ns, digest)
+            if handle == TAKEN and content is not None:
+                # By somebody who came a moment ago, or has other content or enough followers.
+                bound, leader = self.find_leader(queue, digest, content, None, epoch)
+                if leader is not None and self.join(leader, bound, digest, ticket):
+                    ticket._content = ticket._followers = None
+                    return ticket
+                handle = queue.admit(ticket, key, arrival_ns, deadline_ns, size, 0, -1, False, level, due_ns)
         except BaseException:
             self.withdraw((ticket,))
             raise
@@ -153,6 +177,8 @@ class DeskBase:
             self.withdraw((ticket,))
             return None
         ticket._handle = handle
+        if content is not None:
+            self.led()
         if deadline_ns >= 0:
             try:
                 self.arm(deadline_ns)
@@ -169,6 +195,10 @@ class DeskBase:
         """End one waiter's request."""
         raise NotImplementedError
 
+    def join(self, leader: Any, handle: int, digest: int, follower: Any) -> bool:
+        """Let a request share the run of another. False if that is closed to it."""
+        raise NotImplementedError
+
     def withdraw(self, tickets: Sequence[Any]) -> None:
         """Forget tickets that were entered as open and never admitted."""
         raise NotImplementedError
@@ -182,6 +212,12 @@ class DeskBase:
 
     def _send_away(self, owner: Any) -> None:
         raise NotImplementedError
+
+
+def _answered(ticket: Any, value: Any) -> Any:
+    """A ticket that nobody knows yet, with its answer."""
+    ticket._value, ticket._done, ticket._context = value, True, None
+    return ticket
 
 
 def ask(relay: Any, item: Any, priority: Any = None, deadline: Any = None) -> Any:
@@ -245,6 +281,11 @@ class Asking(Coroutine[Any, Any, Any]):
 def _named(steps: Any) -> Any:
     steps.__name__, steps.__qualname__ = "run_async", "Relay.run_async"  # said where nobody awaits it
     return steps
+
+
+def asking(relay: Any, item: Any, priority: Any = None, deadline: Any = None) -> Asking:
+    """What `run_async` returns: an `Asking`."""
+    return Asking(relay, item, priority, deadline)
 
 
 async def _ask(relay: Any, item: Any, priority: Any, deadline: Any) -> Any:

@@ -22,6 +22,9 @@ from relay._pure.state import DROPPED, as_int64, as_range, generation_of, next_g
 from relay._pure.timers import Timers
 
 LEVELS = 256
+# Odd, and their bits are mixed: numbers that differ by little give salts that differ in half of their bits.
+WHO = 0x9E3779B97F4A7C15
+EPOCH = 0xD1B54A32D192ED03
 PART = 64
 
 
@@ -31,7 +34,7 @@ class Requests:
     __slots__ = (
         "_at_least", "_by_due", "_dedup", "_due_ns", "_every", "_heap", "_level", "_lock", "_mixed", "_newest",
         "_one_level", "_owners", "_promised", "_ready", "_sealed", "_serial", "_shared", "_since", "_timers", "_wake",
-        "arena",
+        "arena", "hash_bits",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +64,7 @@ class Requests:
         self._by_due = PriorityHeap(capacity)
         self._one_level = -1  # the only priority there has been
         self._mixed = False
+        self.hash_bits = 128
         self._since = 0  # members since the last overdue one that was given a place
         # Re-entrant, for a finaliser that runs inside a call may cancel a request of its own.
         self._lock = threading.RLock()
@@ -91,9 +95,23 @@ class Requests:
         with self._lock:
             return self._timers.next_ns()
 
-    def digest(self, content: str | bytes) -> int:
-        """The keyed hash of a request's content, for `bind` and `find`."""
-        return self._dedup.hash(content)
+    def digest(self, content: str | bytes, who: int = 0, epoch: int = 0) -> int:
+        """The keyed hash of a request's content, for `admit`, `bind` and `find`.
+
+        Args:
+            content: The content.
+            who: A number for what else is part of its identity; other numbers give other hashes.
+            epoch: Likewise.
+
+        Raises:
+            TypeError: `content` is neither str nor bytes, or a number is not an int.
+            OverflowError: A number does not fit in 64 bits.
+        """
+        salt = as_int64("who", who) * WHO + as_int64("epoch", epoch) * EPOCH
+        digest = self._dedup.hash(content)
+        if self.hash_bits < 64:
+            return digest & (1 << self.hash_bits) - 1
+        return digest ^ salt & 0xFFFFFFFFFFFFFFFF
 
     def bind(self, digest: int, handle: int) -> bool:
         """Lets identical requests find `handle` under `digest`. False if it has ended, has been closed by `unbind`, or

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -194,6 +195,8 @@ class RunningBase:
         desk = self._station.desk
         if desk.forked:
             return
+        if desk.results is not None:
+            rows = self._keep(owners, rows, run.ended_ns)  # before they are closed: who comes then finds them
         self._close(handles)  # nobody enters a list of followers behind the loop below
         replies = tickets.Replies()
         failed = 0
@@ -203,6 +206,24 @@ class RunningBase:
         finally:
             self._replies = replies  # whatever has come: who has ended is told
         desk.counts.batch(run, len(owners), failed, self._part is not None)
+
+    def _keep(self, owners: list[Any], rows: Sequence[Any], now_ns: int) -> Sequence[Any]:
+        """Keep the answers of those that may be shared; the rows, with those in place of which others are handed out
+        from now on."""
+        desk = self._station.desk
+        answers: list[Any] | None = None
+        for index, owner in enumerate(owners):
+            content, row = owner._content, rows[index]
+            if content is None or issubclass(type(row), BaseException) or (found := desk.kept(row)) is None:
+                continue
+            value, nbytes = found
+            nbytes += sys.getsizeof(content)
+            desk.results.put(owner._digest, content, owner._who, value, nbytes, owner._epoch, now_ns)
+            if type(value) is type(row) and value is not row:
+                if answers is None:
+                    answers = list(rows)  # which may be the model's own
+                answers[index] = value
+        return rows if answers is None else answers
 
     def _close(self, handles: Sequence[int]) -> int:
         """End the leases of members, whoever else may be about to. How many there were."""

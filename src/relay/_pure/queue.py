@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relay._pure._admission import FULL
+from relay._pure._admission import FULL, TAKEN
 from relay._pure._choosing import (
     CLOSED_DEADLINE,
     CLOSED_IDLE,
@@ -35,6 +35,7 @@ __all__ = [
     "FULL",
     "LOOK_PAST",
     "NO_BLOCKS",
+    "TAKEN",
     "RequestQueue",
 ]
 
@@ -54,6 +55,8 @@ class RequestQueue(Members):
 
     Attributes:
         arena: The slots themselves, for `batch.gather`.
+        hash_bits: With less than 64 a hash has so many bits, and of the content alone; for tests of what else tells
+            requests apart.
     """
 
     __slots__ = ()

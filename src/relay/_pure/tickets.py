@@ -15,13 +15,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Protocol, TypeVar, cast
 
-from relay._pure._asking import Asking, DeskBase, ask
+from relay._pure._asking import Asking, DeskBase, ask, asking
 from relay._pure._runs import Batches, Run, Waits
 from relay._pure.state import as_int64
 
 __all__ = [
-    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "ask", "call",
-    "finish", "let_go", "settle", "wait",
+    "Asking", "Batches", "DeskBase", "Member", "Replies", "Run", "TicketBase", "Waits", "answer_all", "ask",
+    "asking", "call", "finish", "let_go", "settle", "wait",
 ]  # fmt: skip
 
 log = logging.getLogger("relay")
@@ -61,6 +61,9 @@ class TicketBase:
     _params: Any = None
     _group = 0
     _content: str | bytes | None = None
+    _digest = -1  # of the content, and what else is part of its identity
+    _who: Any = None  # stands for parameters and tenant
+    _epoch = 0
     _handle = -1
     _ready_ns = 0
     _followers: list[Any] | None = None
@@ -206,7 +209,7 @@ def settle(ticket: TicketBase, value: Any, error: BaseException | None, replies:
 
 def let_go(ticket: TicketBase) -> None:
     """Drops what only the work needed. For a ticket whose work is over, or was taken from the queue and never began."""
-    ticket._item = ticket._content = ticket._prepared = ticket._context = ticket._kept = None
+    ticket._item = ticket._content = ticket._who = ticket._prepared = ticket._context = ticket._kept = None
 
 
 def answer_all(
