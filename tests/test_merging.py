@@ -254,3 +254,16 @@ def test_what_is_changed_after_it_was_submitted(lab: Lab, many: bool) -> None:
     assert answers == [ticket.result(30) for ticket in second] == told
     assert [r(item) for item in again] == told and r([9, 2]) == "[9, 2]"
     lab.idle(r)
+
+
+def test_a_kept_answer_knows_the_size_of_its_request(lab: Lab) -> None:
+    r = lab.start(lab.model(), cache_bytes=1 << 20, size=len)
+    tickets = [r.submit("abc"), r.submit("abc", params={}), r.submit("abc", tenant="t")]
+    assert [ticket.result(30) for ticket in tickets] == ["abc"] * 3
+    kept = [r.submit("abc"), r.submit("abc", priority=0, deadline=1), r.submit("abc", tenant="t")]
+    assert [ticket.result(0) for ticket in kept] == ["abc"] * 3
+    group = r.submit_many(["abc", "abc"])
+    assert group.result(0) == ["abc", "abc"] and list(group.sizes) == [3, 3]
+    assert [ticket.size for ticket in kept] == [3, 3, 3] and [ticket.timing for ticket in kept] == [None] * 3
+    shared = r.snapshot().sharing
+    assert shared.hits + shared.joins == 6 and shared.misses == 2

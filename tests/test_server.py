@@ -68,9 +68,11 @@ class Toy:
 class Running:
     """A server in a thread, on a free port."""
 
-    def __init__(self, toy: Any, *, max_queue: int = 8192, receipt_timeout: float = 30, **options: Any) -> None:
+    def __init__(
+        self, toy: Any, *, max_queue: int = 8192, receipt_timeout: float = 30, cache: int = 0, **options: Any
+    ) -> None:
         self.toy = toy
-        self.relay: relay.Relay[Any, Any] = relay.Relay(toy, name="toy", max_queue=max_queue)
+        self.relay: relay.Relay[Any, Any] = relay.Relay(toy, name="toy", max_queue=max_queue, cache_bytes=cache)
         dimensions = getattr(toy, "dimensions", DIMENSIONS)
         app = build_app(self.relay, model="toy", dimensions=dimensions, **options)
         listening = threading.Event()

@@ -30,6 +30,14 @@ def positive(text: str) -> int:
     return value
 
 
+def count(text: str) -> int:
+    """An argparse type: a whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
+
+
 def load_embedder(name: str, threads: int) -> tuple[models.Encoder, int]:
     """Sets the process up to run a model beside Python threads, and loads one that embeds.
 

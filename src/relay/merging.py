@@ -63,9 +63,9 @@ class Merger:
         self._know(ticket, content)
         if self._share(ticket):
             return True
-        value = desk.find_result(ticket._digest, content, ticket._who, ticket._arrival_ns)
-        if value is not cache.ABSENT:
-            self._answer([(ticket, value)])
+        found = desk.find_result(ticket._digest, content, ticket._who, ticket._arrival_ns)
+        if found is not None:
+            self._answer([(ticket, *found)])
             return True
         ticket._followers = []
         admitted = desk.admit(ticket, digest=ticket._digest)
@@ -84,7 +84,7 @@ class Merger:
             raise closed_error()
         contents = [self._compared(ticket) for ticket in tickets]  # first of all, for it may raise
         leaders: list[Ticket[Any]] = []
-        answered: list[tuple[Ticket[Any], Any]] = []
+        answered: list[tuple[Ticket[Any], Any, int]] = []
         joined: list[Ticket[Any]] = []  # of runs under way
         inner: list[Ticket[Any]] = []  # of runs that others among `tickets` lead
         digests: dict[int, Ticket[Any]] = {}
@@ -103,9 +103,9 @@ class Merger:
             if self._share(ticket):
                 joined.append(ticket)
                 continue
-            value = desk.find_result(ticket._digest, content, ticket._who, ticket._arrival_ns)
-            if value is not cache.ABSENT:
-                answered.append((ticket, value))
+            found = desk.find_result(ticket._digest, content, ticket._who, ticket._arrival_ns)
+            if found is not None:
+                answered.append((ticket, *found))
                 continue
             ticket._followers = []
             leaders.append(ticket)
@@ -170,13 +170,14 @@ class Merger:
         ticket._content = ticket._who = ticket._followers = None  # it leads nobody
         return True
 
-    def _answer(self, answered: Sequence[tuple[Ticket[Any], Any]]) -> None:
+    def _answer(self, answered: Sequence[tuple[Ticket[Any], Any, int]]) -> None:
         """End tickets with answers that were kept."""
         if not answered:
             return
         replies = Replies()
-        self._desk.open.update(ticket for ticket, _ in answered)
-        for ticket, value in answered:
+        self._desk.open.update(ticket for ticket, _, _ in answered)
+        for ticket, value, size in answered:
+            ticket.size = size
             settle(ticket, value, None, replies)
             let_go(ticket)
         self._desk.flush(replies)

@@ -102,7 +102,7 @@ A coroutine that ends with the answer."""
         # What to wait for; or the answer, and it is over.
         cdef TicketBase ticket
         cdef Waiting waits
-        cdef bint answered = False
+        cdef int64_t answered = -1
         if self.stage == GOING:
             raise ValueError("coroutine already executing")
         if self.stage == OVER:
@@ -116,9 +116,8 @@ A coroutine that ends with the answer."""
                 self.stage = GOING
                 self.loop = current_loop()
                 found = (<DeskBase?>self.relay._desk).admitted(self.item, self.priority, self.deadline, &answered)
-                if answered:
-                    self.stage = OVER
-                    self.let_go()
+                if answered >= 0:
+                    self.stage = OVER       # whoever has awaited this drops it next, and it all that it holds
                     return found
                 if found is None:
                     return self.elsewhere(self.relay._answer(self.item, self.priority, self.deadline))

@@ -67,23 +67,28 @@ cdef class DeskBase:
         self.misses += count
 
     def find_result(self, digest, content, who, now_ns):
-        """What to hand out of a kept answer, or `ABSENT`."""
+        """What to hand out of a kept answer, and the size of the request that it was the first answer to; or None."""
         cdef uint64_t low, high
+        cdef int64_t size = -1
         words_of("digest", digest, &low, &high)
-        return self.result(low, high, content, who, to_int64("now_ns", now_ns))
+        value = self.result(low, high, content, who, to_int64("now_ns", now_ns), &size)
+        return (value, size) if size >= 0 else None
 
     def find_leader(self, queue, digest, content, who, epoch):
         """The handle and the ticket of the one whose run may be joined, or ``(-1, None)``."""
         handle, owner = queue.find(digest)
         return (handle, owner) if alike(owner, content, who, to_int64("epoch", epoch)) else (-1, None)
 
-    cdef object result(self, uint64_t low, uint64_t high, object content, object who, int64_t now_ns):
+    cdef object result(self, uint64_t low, uint64_t high, object content, object who, int64_t now_ns, int64_t* size):
+        # `size` stays as it is where there is none.
         if self.results is None:
-            return NOTHING
-        value = self.results.find_native(low, high, content, who, now_ns)
-        if value is NOTHING or type(value) is str:
-            return value
-        return self.given(value)
+            return None
+        pair = self.results.find_native(low, high, content, who, now_ns)
+        if pair is NOTHING:
+            return None
+        size[0] = (<tuple>pair)[1]
+        value = (<tuple>pair)[0]
+        return value if type(value) is str else self.given(value)
 
     cdef TicketBase to_join(self, uint64_t low, uint64_t high, object content, int64_t epoch, int64_t* handle):
         owner = self.door.leader(low, high, handle)
@@ -96,9 +101,9 @@ cdef class DeskBase:
 
     def enter(self, item, priority=None, deadline=None):
         """A ticket with a place for an item, or None."""
-        cdef bint answered = False
+        cdef int64_t answered = -1
         found = self.admitted(item, priority, deadline, &answered)
-        return self.answer(priority, found) if answered else found
+        return self.answer(priority, found, answered) if answered >= 0 else found
 
     def cancel(self, ticket):
         """End one waiter's request."""
@@ -125,8 +130,8 @@ cdef class DeskBase:
     def _send_away(self, owner):
         raise NotImplementedError
 
-    cdef object admitted(self, object item, object priority, object deadline, bint* answered):
-        # A ticket with a place, or None; or the answer itself, if it is there.
+    cdef object admitted(self, object item, object priority, object deadline, int64_t* answered):
+        # A ticket with a place, or None; or the answer itself, if it is there: then `answered` becomes its size.
         cdef TicketBase ticket, leader = None
         cdef int64_t level = self.usual, size = 1, arrival_ns, due_ns, first_ns, deadline_ns = -1, limit_ns = -1, handle
         cdef int64_t epoch = self.epoch
@@ -154,9 +159,8 @@ cdef class DeskBase:
             # An answer is kept before its run is closed, so who looks for the run first cannot miss both.
             leader = self.to_join(low, high, content, epoch, &handle)
             if leader is None and self.results is not None:
-                value = self.result(low, high, content, None, self.now() if self.results.ttl_ns else 0)
-                if value is not NOTHING:
-                    answered[0] = True
+                value = self.result(low, high, content, None, self.now() if self.results.ttl_ns else 0, answered)
+                if answered[0] >= 0:
                     return value
         arrival_ns = self.now()
         if arrival_ns > LATEST_NS:
@@ -169,9 +173,8 @@ cdef class DeskBase:
             ticket._deadline_ns = deadline_ns
             if self.join(leader, handle, relay_int_from_words(low, high), ticket):
                 return ticket
-            value = self.result(low, high, content, None, arrival_ns)     # it has just ended, or has many followers
-            if value is not NOTHING:
-                answered[0] = True
+            value = self.result(low, high, content, None, arrival_ns, answered)   # it has just ended, or is full
+            if answered[0] >= 0:
                 return value
         if bound and self.texts and type(item) is not str and type(item) is not bytes and type(item) is not int:
             return None     # it may be changed before it is run
@@ -234,14 +237,13 @@ cdef class DeskBase:
         cdef int64_t now_ns = relay_monotonic_ns() if self.now_ns is monotonic_ns else -1
         return now_ns if now_ns >= 0 else to_int64("now_ns", self.now_ns())
 
-    cdef TicketBase answer(self, object priority, object value):
+    cdef TicketBase answer(self, object priority, object value, int64_t size):
         # A ticket that nobody knows yet, with its answer.
         cdef TicketBase ticket = <TicketBase>TicketBase.__new__(self.kind)
         ticket._desk = self
         ticket.priority = self.usual if priority is None else self.tier(priority)
         ticket._arrival_ns = self.now()
-        ticket._value = value
-        ticket.size = 1
+        ticket._value, ticket.size = value, size
         ticket._deadline_ns = ticket._handle = -1
         ticket._done = True
         return ticket
@@ -250,10 +252,10 @@ cdef class DeskBase:
 def ask(relay, item, priority=None, deadline=None):
     """Blocks for the answer of an item."""
     cdef DeskBase desk = relay._desk
-    cdef bint answered = False
+    cdef int64_t answered = -1
     cdef object found = desk.admitted(item, priority, deadline, &answered)
     cdef TicketBase ticket
-    if answered:
+    if answered >= 0:
         return found
     if found is None:
         return relay._call(item, None, priority, deadline)

@@ -17,6 +17,10 @@ cdef class BatchView:
         self.version = version
 
 
+cdef enum:
+    PAIR_BYTES = 88     # of a tuple of two, one of them a number
+
+
 cdef class RunningBase:
     """RunningBase(station, now_ns)
 --
@@ -166,8 +170,9 @@ cdef class RunningBase:
                 found = None if PyExceptionInstance_Check(row) else desk.kept(row)
                 if found is not None:
                     value = (<tuple>found)[0]
-                    nbytes = (<int64_t>(<tuple>found)[1]) + <int64_t>content.__sizeof__()
-                    results.put_native(owner.low, owner.high, content, owner._who, value, nbytes, owner._epoch, now_ns)
+                    nbytes = (<int64_t>(<tuple>found)[1]) + <int64_t>content.__sizeof__() + PAIR_BYTES
+                    pair = value, owner.size
+                    results.put_native(owner.low, owner.high, content, owner._who, pair, nbytes, owner._epoch, now_ns)
                     if type(value) is type(row) and value is not row:
                         if answers is None:
                             answers = list(rows)    # which may be the model's own

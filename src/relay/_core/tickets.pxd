@@ -151,11 +151,11 @@ cdef class DeskBase:
     cdef int64_t allowances_ns[256]
     cdef bint admits
 
-    cdef object admitted(self, object item, object priority, object deadline, bint* answered)
+    cdef object admitted(self, object item, object priority, object deadline, int64_t* answered)
     cdef int64_t now(self) except -1
-    cdef TicketBase answer(self, object priority, object value)
+    cdef TicketBase answer(self, object priority, object value, int64_t size)
     cdef object content(self, object item)
-    cdef object result(self, uint64_t low, uint64_t high, object content, object who, int64_t now_ns)
+    cdef object result(self, uint64_t low, uint64_t high, object content, object who, int64_t now_ns, int64_t* size)
     cdef TicketBase to_join(self, uint64_t low, uint64_t high, object content, int64_t epoch, int64_t* handle)
 
 

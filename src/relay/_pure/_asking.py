@@ -8,7 +8,6 @@ from typing import Any
 
 from relay._pure._admission import TAKEN
 from relay._pure._sharing import SharingBase
-from relay._pure.cache import ABSENT
 from relay.errors import Overloaded, Text
 
 __all__ = ["Asking", "DeskBase", "ask", "asking"]
@@ -135,8 +134,8 @@ class DeskBase(SharingBase):
                 ticket._deadline_ns = deadline_ns
                 if self.join(leader, handle, digest, ticket):
                     return ticket
-            if (value := self.find_result(digest, content, None, arrival_ns)) is not ABSENT:
-                return _answered(ticket_of(self, None, level, arrival_ns), value)
+            if (found := self.find_result(digest, content, None, arrival_ns)) is not None:
+                return _answered(ticket_of(self, None, level, arrival_ns), *found)
         if content is not None and self._texts and type(item) not in (str, bytes, int):
             return None  # it may be changed before it is run
         if not admits or self.room.waiting or level < self.urgent_below or queue.free <= 0:
@@ -214,9 +213,9 @@ class DeskBase(SharingBase):
         raise NotImplementedError
 
 
-def _answered(ticket: Any, value: Any) -> Any:
+def _answered(ticket: Any, value: Any, size: int) -> Any:
     """A ticket that nobody knows yet, with its answer."""
-    ticket._value, ticket._done, ticket._context = value, True, None
+    ticket._value, ticket.size, ticket._done, ticket._context = value, size, True, None
     return ticket
 
 

@@ -12,6 +12,8 @@ from relay.errors import StaleToken
 
 __all__ = ["BatchView", "RunningBase"]
 
+PAIR_BYTES = 88  # of a tuple of two, one of them a number
+
 
 class BatchView:
     """What a model may see of its batch.
@@ -217,8 +219,9 @@ class RunningBase:
             if content is None or issubclass(type(row), BaseException) or (found := desk.kept(row)) is None:
                 continue
             value, nbytes = found
-            nbytes += sys.getsizeof(content)
-            desk.results.put(owner._digest, content, owner._who, value, nbytes, owner._epoch, now_ns)
+            nbytes += sys.getsizeof(content) + PAIR_BYTES
+            pair = value, owner.size
+            desk.results.put(owner._digest, content, owner._who, pair, nbytes, owner._epoch, now_ns)
             if type(value) is type(row) and value is not row:
                 if answers is None:
                     answers = list(rows)  # which may be the model's own

@@ -56,12 +56,12 @@ class SharingBase:
         with self._lock:
             self.misses += count
 
-    def find_result(self, digest: int, content: str | bytes, who: object, now_ns: int) -> Any:
-        """What to hand out of a kept answer, or `ABSENT`."""
-        if self.results is None:
-            return ABSENT
-        value = self.results.find(digest, content, who, now_ns)
-        return value if value is ABSENT else self._given(value)
+    def find_result(self, digest: int, content: str | bytes, who: object, now_ns: int) -> tuple[Any, int] | None:
+        """What to hand out of a kept answer, and the size of the request that it was the first answer to; or None."""
+        if self.results is None or (pair := self.results.find(digest, content, who, now_ns)) is ABSENT:
+            return None
+        value, size = pair
+        return self._given(value), size
 
     def find_leader(self, queue: Any, digest: int, content: str | bytes, who: object, epoch: int) -> tuple[int, Any]:
         """The handle and the ticket of the one whose run may be joined, or ``(-1, None)``."""

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from relay import Relay
-from relay.cli_common import CommandFailed, load_embedder, positive
+from relay.cli_common import CommandFailed, count, load_embedder, positive
 from relay.server.app import build_app
 from relay.server.receipt import receipt_protocol
 from relay.tuning import cores
@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="texts in one model call (default: %(default)s)",
     )
     add("--max-queue", type=positive, default=8192, metavar="N", help="texts admitted at once (default: %(default)s)")
+    add(
+        "--cache-mib",
+        type=count,
+        default=0,
+        metavar="N",
+        help="keep vectors for texts that come again, so many MiB of them; 0 keeps none (default: %(default)s)",
+    )
     add("--max-body-mib", type=positive, default=16, metavar="N", help="largest request body (default: %(default)s)")
     add("--threads", type=positive, metavar="N", help="threads for the model (default: the cores there are, less one)")
     add(
@@ -158,7 +165,13 @@ def run(args: argparse.Namespace) -> int:
         model, dimensions = load_embedder(args.model, args.threads or max(1, cores() - 1))
         name = args.name or Path(model.name).resolve().name
         url = _url(sock)
-        relay: Relay[Any, Any] = Relay(model, name=name, max_batch_size=args.max_batch_size, max_queue=args.max_queue)
+        relay: Relay[Any, Any] = Relay(
+            model,
+            name=name,
+            max_batch_size=args.max_batch_size,
+            max_queue=args.max_queue,
+            cache_bytes=args.cache_mib << 20,
+        )
         try:
             app = build_app(
                 relay,
