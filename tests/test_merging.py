@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -267,3 +268,20 @@ def test_a_kept_answer_knows_the_size_of_its_request(lab: Lab) -> None:
     assert [ticket.size for ticket in kept] == [3, 3, 3] and [ticket.timing for ticket in kept] == [None] * 3
     shared = r.snapshot().sharing
     assert shared.hits + shared.joins == 6 and shared.misses == 2
+
+
+def test_who_has_waited_for_room_can_be_joined(lab: Lab) -> None:
+    model = lab.model()
+    r = lab.start(model, merge=True, max_queue=2)
+    with lab.testing.paused(r, model, "plug"):
+        queued = r.submit("a")
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(r, "b", timeout=30)
+            lab.wait_until(lambda: r.snapshot().waiting == 1)
+            assert queued.cancel()
+            lab.wait_until(lambda: r.snapshot().waiting == 0 and r.snapshot().admitted == 2)
+            joins = r.submit("b")
+            model.free()
+            assert waits.result(30) == joins.result(30) == "b"
+    assert model.batches == [["plug"], ["b"]] and r.snapshot().sharing.misses == 3 and r.snapshot().merged == 1
+    lab.idle(r)

@@ -5,7 +5,6 @@ Any thread may call any method.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,7 +63,6 @@ class Desk(Endings):
         self.here: Callable[[], bool] = bool
         self.urgent_below = BATCH
         self.raised: Callable[[int], object] = self._first_urgent
-        self._renewing = threading.Lock()
         self._preparing: Preparing | None = None
         if tokenizer is not None or prepare is not None:
             self._preparing = Preparing(
@@ -149,6 +147,9 @@ class Desk(Endings):
             self.withdraw((ticket,))
             return None if handle == queue.TAKEN else False
         ticket._handle = handle
+        if claim and ticket._followers is not None:
+            self.queue.bind(ticket._digest, handle)
+            self.led()
         if deadline_ns >= 0 or self._preparing is not None or level < self.urgent_below or not self.started:
             self._see_to((ticket,))
         if self.closed:
@@ -275,13 +276,6 @@ class Desk(Endings):
             self.deadlines.extend(leader, handle, follower._deadline_ns)
         self.counts.add("merged")
         return True
-
-    def renew(self) -> None:
-        """Begin a new epoch: what was asked before is not the same as what is asked from now on."""
-        with self._renewing:
-            self.epoch += 1
-            if self.results is not None:
-                self.results.invalidate()
 
     @property
     def healthy(self) -> bool:

@@ -41,6 +41,7 @@ class Endings(tickets.DeskBase):
         self.clock = clock
         self.monotonic = type(clock) is MonotonicClock
         self.counts = Counts()
+        self._renewing = threading.Lock()
         self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
         self.room: Room = Room(requests, clock)
         self.deadlines = Deadlines(requests, self.counts, clock, f"{name}-alarm", self._expire)
@@ -192,6 +193,13 @@ class Endings(tickets.DeskBase):
         replies.flush(loop)
         if replies.undeliverable:
             self.counts.add("undeliverable", replies.undeliverable)
+
+    def renew(self) -> None:
+        """Begin a new epoch: what was asked before is not the same as what is asked from now on."""
+        with self._renewing:
+            self.epoch += 1
+            if self.results is not None:
+                self.results.invalidate()
 
     def prepared(self, replies: Replies) -> None:
         """Some requests have ended before they were ready."""
