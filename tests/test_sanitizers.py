@@ -33,7 +33,8 @@ REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error
 # search schedules, `test_pool_schedules` and `test_pool_mutants`, which take minutes, most of it on the pure side; and
 # `test_pool_machine`, whose examples take longer here than one test may, and are of the kind of `test_permits_machine`.
 PARTS = {
-    "queue": ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "batch", "histogram", "queue", "tickets"),
+    "queue": ("state", "arena", "heap", "timers", "dedup", "dedup_hash", "idcache", "batch", "histogram", "queue",
+              "tickets"),
     "permits": ("permits", *(f"permits_{what}" for what in ("async", "leases", "lines", "lost", "machine", "turns"))),
     "habits": ("costmodel", "linger"),
     "cache": ("cache", "cache_threads"),

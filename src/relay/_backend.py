@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         fit,
         heap,
         histogram,
+        idcache,
         lanes,
         linger,
         permits,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     )
 
 PARTS = (
-    "state", "arena", "heap", "timers", "dedup", "batch", "permits", "queue", "tickets", "lanes", "histogram", "fit",
-    "cost", "linger", "cache",
+    "state", "arena", "heap", "timers", "dedup", "idcache", "cache", "batch", "permits", "queue", "tickets", "lanes",
+    "histogram", "fit", "cost", "linger",
 )  # fmt: skip
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "fit",
     "heap",
     "histogram",
+    "idcache",
     "lanes",
     "linger",
     "permits",

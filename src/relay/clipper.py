@@ -7,23 +7,37 @@ the short text has the same truncated ids as the long one.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
-_CHUNK = 65_536  # characters looked at in one go
-_STRIDE = 1_000_000  # characters passed over in one go
+_CHUNK = 8_192  # characters looked at in one go
+_STRIDE = 65_536  # characters passed over in one go
+_PAUSE_S = 0.0001
 _MARGIN = 256  # characters before a cut whose ids are not trusted; added tokens are shorter than half of it
 
 
 def refuse_surrogates(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        raise ValueError(
-            f"the text holds a lone surrogate (U+{code:04X}) at character {error.start}, which is not text; "
-            "remove it, e.g. with text.encode('utf-8', 'replace').decode()"
-        ) from None
+    """Raises ValueError if there is a lone surrogate in a text."""
+    if text.isascii():
+        return  # which is known without a look
+    for start in range(0, len(text), _STRIDE):
+        if start:
+            _give_way()
+        try:
+            text[start : start + _STRIDE].encode()
+        except UnicodeEncodeError as error:
+            place = start + error.start
+            raise ValueError(
+                f"the text holds a lone surrogate (U+{ord(text[place]):04X}) at character {place}, which is not text; "
+                "remove it, e.g. with text.encode('utf-8', 'replace').decode()"
+            ) from None
+
+
+def _give_way() -> None:
+    """Let other threads have the interpreter now, an event loop perhaps: it would come to them only after the switch
+    interval, and to let go of it without a pause is no help, for then nobody is there to take it in that moment."""
+    time.sleep(_PAUSE_S)
 
 
 class _Rules:
@@ -40,10 +54,20 @@ class _Rules:
         self._long_word, self._more_word = re.compile(f"{run}{{{keep}}}"), re.compile(f"{run}*")
         self._drop_end, self._more_dropped = re.compile(drop), re.compile(f"{drop}*")
         self._gap_end, self._more_gap = re.compile(spaces), re.compile(f"{gap}*")
+        before, behind = (f"[^{x}]" if x else "[\\s\\S]" for x in (word + dropped, space + dropped))
+        self._edge = re.compile(f"{before}(?={behind})")
 
     def squeeze(self, text: str) -> str:
         """``text`` with one of several spaces or dropped characters, and with long words cut short."""
         return self._words.sub(r"\1", self._spaces.sub(" ", self._dropped.sub(r"\1", text)))
+
+    def settled(self, text: str) -> int:
+        """How much of a squeezed text no more squeezing would change, whatever came behind it: up to a place near its
+        end where a run of neither kind goes on; 0 if there is none."""
+        place = 0
+        for found in self._edge.finditer(text, max(0, len(text) - 3 * self._keep)):
+            place = found.end()
+        return place
 
     def skip(self, kept: str, text: str, place: int) -> int:
         """The first place from ``place`` on where ``text`` does not merely continue what ``kept`` ends with."""
@@ -55,12 +79,13 @@ class _Rules:
             more = self._more_dropped
         else:
             return place
-        while True:  # in strides, between which other threads get their turn
+        while True:
             stop = min(place + _STRIDE, len(text))
             found = more.match(text, place, stop)
             place = found.end() if found is not None else place
             if place < stop or stop == len(text):
                 return place
+            _give_way()
 
 
 class Clipper:
@@ -94,7 +119,10 @@ class Clipper:
 
     def count(self, text: str) -> int:
         """The number of ids of ``text``, without special tokens."""
-        return len(self._full.encode(text, add_special_tokens=False))
+        return len(self._encoded(text))
+
+    def _encoded(self, text: str) -> Any:
+        return self._full.encode_batch([text], add_special_tokens=False)[0]  # without the GIL, as `encode` is not
 
     def clip(self, text: str, need: int) -> str:
         """A text with the same first ``need`` ids as ``text``, and with more than these only if ``text`` has more."""
@@ -103,7 +131,7 @@ class Clipper:
         if len(prefix) == len(text) or self._has(prefix, need):
             return prefix
         limit = (self._keep + 4) * (need + 2) + 2 * _MARGIN  # squeezed text of this length has more than `need` words
-        kept = ""
+        done = kept = ""  # the first part is squeezed for good, so that not all of it is looked at again and again
         place = 0
         seen: set[str] = set()
         rules = self._rules(seen)
@@ -114,14 +142,17 @@ class Clipper:
                 seen.update(chunk)
                 rules = self._rules(seen)
             kept = rules.squeeze(kept + chunk)
-            if len(kept) > limit:
-                return kept[:limit]
-            place = rules.skip(kept, text, place)
-        return kept
+            if len(done) + len(kept) > limit:
+                return (done + kept)[:limit]
+            place = rules.skip(done[-self._keep :] + kept, text, place)
+            settled = rules.settled(kept)
+            done, kept = done + kept[:settled], kept[settled:]
+            _give_way()
+        return done + kept
 
     def _has(self, prefix: str, need: int) -> bool:
         """Whether the first ``need`` ids of a prefix are sure to be those of the whole text, and not all of them."""
-        encoding = self._full.encode(prefix, add_special_tokens=False)
+        encoding = self._encoded(prefix)
         if len(encoding) <= need:
             return False
         words = encoding.word_ids

@@ -222,8 +222,7 @@ class Desk(Endings):
             if first._deadline_ns >= 0:
                 self.deadlines.arm(first._deadline_ns)
             if preparing is not None:
-                for ticket in tickets:
-                    preparing.put(ticket)
+                preparing.put_all(tickets)
             if first.priority < self.urgent_below:
                 self.raised(first.priority)
             if not self.started:

@@ -20,6 +20,12 @@ log = logging.getLogger("relay")
 OLDEST_EVERY = 8
 """Of so many items one is the oldest, however urgent the others are."""
 
+BULK = 16
+"""Chunks grow once so many of them wait."""
+
+
+_Entry = tuple[int, Any, int]  # its number in the order they came, the item, its weight
+
 
 class Helpers:
     """A few threads that take items in chunks.
@@ -31,6 +37,9 @@ class Helpers:
         work: Called with each chunk. It handles the errors of single items itself; one that gets out of it goes to
             `failed`.
         failed: Called with a chunk and the error that its work raised.
+        most: A chunk ends with the item that makes it weigh more than this. Given this, a chunk may have up to four
+            times as many items while very many wait, for to begin one costs the same for all. 0 where each item is
+            worked on by itself.
     """
 
     def __init__(
@@ -40,14 +49,17 @@ class Helpers:
         chunk: int,
         work: Callable[[list[Any]], None],
         failed: Callable[[list[Any], BaseException], None],
+        most: int = 0,
     ) -> None:
         self._name = name
         self._chunk = chunk
         self._work = work
         self._failed = failed
+        self._most = most
         # One line for each priority, and a turn for each item: a thread takes a turn, then the item that is next. There
         # are never fewer items than turns, for an item enters its line first and leaves it last.
-        self._lines: dict[int, deque[tuple[int, Any]]] = {}
+        self._lines: dict[int, deque[_Entry]] = {}
+        self._levels: list[int] = []  # of the lines, in order; replaced, never changed
         self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._serials = itertools.count()
         self._taken = itertools.count(1)
@@ -57,15 +69,21 @@ class Helpers:
         self._died = False
         self._stopping = False
 
-    def put(self, item: Any, level: int = 0) -> None:
+    def put(self, item: Any, level: int = 0, weight: int = 0) -> None:
         """Hand an item over; those of a smaller level come first. Never blocks."""
         line = self._lines.get(level)
         if line is None:
-            line = self._lines.setdefault(level, deque())
-        line.append((next(self._serials), item))
+            line = self._add_line(level)
+        line.append((next(self._serials), item, weight))
         self._turns.put(True)
         if not self._started or self._died:
             self.start()
+
+    def _add_line(self, level: int) -> deque[_Entry]:
+        with self._lock:
+            line = self._lines.setdefault(level, deque())
+            self._levels = sorted(self._lines)
+        return line
 
     def start(self) -> None:
         """Start the threads that do not run."""
@@ -116,33 +134,40 @@ class Helpers:
 
     def _serve(self) -> None:
         while self._turns.get():
-            share = min(self._chunk, self._turns.qsize() // len(self._threads) + 1)
-            chunk = [self._next()]
-            while len(chunk) < share:
+            waiting = self._turns.qsize() // len(self._threads) + 1
+            share = self._chunk
+            if self._most:
+                share = max(share, min(waiting // BULK, 4 * share))
+            share = min(share, waiting)
+            _, item, weight = self._next()
+            chunk = [item]
+            while len(chunk) < share and weight <= self._most:
                 try:
                     if not self._turns.get_nowait():
                         self._turns.put(False)  # not ours to lose: finish this chunk, then see it again
                         break
                 except queue.Empty:
                     break
-                chunk.append(self._next())
+                _, item, more = self._next()
+                chunk.append(item)
+                weight += more
             try:
                 self._work(chunk)
             except BaseException as error:
                 self._fail(chunk, error)
                 log.exception("relay: %s failed on a chunk of %d items", self._name, len(chunk))
-            del chunk  # keep nothing alive while waiting
+            del chunk, item  # keep nothing alive while waiting
 
-    def _next(self) -> Any:
+    def _next(self) -> _Entry:
         """The item whose turn it is. Other threads may change the lines meanwhile, but one item is ours to take."""
         lines = self._lines
         while True:
-            levels = sorted(lines)
+            levels = self._levels
             if len(levels) > 1 and next(self._taken) % OLDEST_EVERY == 0:
-                levels.sort(key=self._waits)
+                levels = sorted(levels, key=self._waits)
             for level in levels:
                 try:
-                    return lines[level].popleft()[1]
+                    return lines[level].popleft()
                 except IndexError:
                     pass  # nobody, or somebody else has just taken it
 

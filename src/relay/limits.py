@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 
-from relay._backend import cache, state
+from relay._backend import cache, idcache, state
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,10 @@ class Limits:
         max_followers: Requests that may share one run at most.
         cache_entries: Answers kept at most, where any are; None gives one for each 512 of their bytes.
         helper_threads: Threads that tokenise; None gives a quarter of the cores, from 1 to 4.
-        encode_chunk: Texts tokenised together at most.
+        encode_chunk: Texts tokenised together at most; four times as many while very many wait, and fewer if they are
+            long.
+        ids_cache_bytes: Memory for the input ids of texts that were tokenised before, so that they need not be
+            tokenised again; 0 for none.
         exit_grace_s: How long the interpreter's exit waits for running batches.
         bulk_step_s: How long a batch may be predicted to run that has members less urgent than its first, or is of
             BATCH alone, once anything more urgent has been submitted: what is urgent then waits for no more than this
@@ -40,6 +43,7 @@ class Limits:
     cache_entries: int | None = None
     helper_threads: int | None = None
     encode_chunk: int = 64
+    ids_cache_bytes: int = 16 << 20
     exit_grace_s: float = 1.0
     bulk_step_s: float = 0.25
     look_past: int = 256
@@ -50,7 +54,7 @@ class Limits:
             if value is None and field.default is None:
                 continue
             seconds = field.name.endswith("_s")
-            least = 0 if seconds or field.name == "max_followers" else 1
+            least = 0 if seconds or field.name in ("max_followers", "ids_cache_bytes") else 1
             given: float | None
             try:
                 given = None if isinstance(value, bool | str) else float(value) if seconds else state.whole(value)
@@ -64,6 +68,11 @@ class Limits:
                 raise ValueError(f"{field.name} must be at least {least}, got {value!r}")
         if self.bulk_step_s == float("inf"):
             raise ValueError("bulk_step_s must be finite; 0 means no limit")
+        if 0 < self.ids_cache_bytes < idcache.MIN_BYTES or self.ids_cache_bytes > idcache.MAX_BYTES:
+            raise ValueError(
+                f"ids_cache_bytes must be 0, or from {idcache.MIN_BYTES} to {idcache.MAX_BYTES}, got "
+                f"{self.ids_cache_bytes}"
+            )
         if self.max_queue > state.MAX_SLOTS:
             raise ValueError(f"max_queue must be at most {state.MAX_SLOTS}, got {self.max_queue}")
         if (self.cache_entries or 0) > cache.MAX_ENTRIES:

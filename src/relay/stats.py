@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,9 @@ class RelaySnapshot:
         limit: Members of a batch at most, now.
         lanes: How many batches may run at once.
         sharing: What requests had of each other.
+        ids_hits, ids_misses: Texts whose input ids were known, or not; see `Limits.ids_cache_bytes`.
+        ids_evictions: Texts whose input ids were dropped to make room.
+        ids_bytes: Memory that those take which are known now.
     """
 
     name: str
@@ -151,6 +154,10 @@ class RelaySnapshot:
     limit: int = 0
     lanes: int = 1
     sharing: SharingSnapshot = SharingSnapshot()
+    ids_hits: int = 0
+    ids_misses: int = 0
+    ids_evictions: int = 0
+    ids_bytes: int = 0
 
 
 class Pace:
@@ -182,6 +189,7 @@ class Counts:
         waits: Where the time of answered requests went; whoever answers them records it there.
         batches: Counts model calls.
         batch: Counts one that has ended; see `Batches.record`.
+        more: Tells what is counted elsewhere, by its name in a `RelaySnapshot`.
     """
 
     def __init__(self) -> None:
@@ -203,6 +211,7 @@ class Counts:
         self.waits = tickets.Waits()
         self.batches = tickets.Batches()
         self.batch = self.batches.record
+        self.more: Callable[[], dict[str, int]] = dict
         self._pace: Pace | None = None
 
     def add(self, name: str, by: int = 1) -> None:
@@ -234,6 +243,7 @@ class Counts:
             pace = self._pace
             if pace is None and counted.began_ns >= 0:
                 pace = self._pace = Pace(counted.began_ns)
+        told.update(self.more())
         told["failed"] += counted.failed
         for name in ("batches", "items", "failed_batches", "splits"):
             told[name] = getattr(counted, name)

@@ -86,8 +86,8 @@ class FastTokenizer:
         full.no_padding()
         full.no_truncation()
         text = full.to_str()
-        # Texts are cut, and special tokens put around them, in `_joined`: the library keeps what it cuts off, in pieces
-        # of max_length, and for a pair every combination of such pieces.
+        # Texts are cut, and special tokens put around what is left, in `_one` and `_joined`: the library keeps what it
+        # cuts off, in pieces of max_length, and for a pair every combination of such pieces.
         self._frame = _frame(full, ("a",))
         self._pair_frame = _frame(full, ("a", "b"))
         self._room = max_length - sum(map(len, self._frame))
@@ -146,6 +146,8 @@ class FastTokenizer:
             In the order of ``items``: ``(ids, split)``, where ``split`` is the index of the first id of a pair's second
             text and -1 otherwise; or the exception that this item alone causes.
         """
+        if set(map(type, items)) == {str}:
+            return self._encode_texts(items)  # type: ignore[arg-type]
         out: list[Encoded | Exception] = [((), -1)] * len(items)
         texts: list[str] = []  # the texts of all items, one behind the other
         ends: list[tuple[int, int]] = []  # for each item of text its place in `items` and the end of its texts
@@ -175,10 +177,35 @@ class FastTokenizer:
             start = end
         return out
 
-    def _encode_one(self, text: str) -> Any:
+    def _encode_texts(self, items: Sequence[str]) -> list[Encoded | Exception]:
+        """As `encode`, with the special tokens put around each text by the library, for most need not be cut."""
+        longest = 32 * self._room if self._clipper is not None else max(map(len, items), default=0)
+        texts: list[Any] = [item if len(item) <= longest else self._clipped(item) for item in items]
+        try:
+            found = self._encode_batch(texts, add_special_tokens=True)
+        except BaseException as error:  # also because one of `texts` is an exception
+            _raise_if_ours(error)
+            found = [self._encode_one(text, True) for text in texts]
+        return [self._one(part) for part in found]
+
+    def _one(self, part: Any) -> Encoded | Exception:
+        if isinstance(part, Exception):
+            return part
+        ids, after = part.ids, self._frame[1]
+        return (ids if len(ids) <= self.max_length else ids[: self.max_length - len(after)] + after), -1
+
+    def _clipped(self, text: str) -> str | Exception:
+        try:
+            return self._short(text)
+        except Exception as error:
+            return error
+
+    def _encode_one(self, text: str | Exception, special: bool = False) -> Any:
+        if isinstance(text, Exception):
+            return text
         try:
             refuse_surrogates(text)
-            return self._encode_batch([text], add_special_tokens=False)[0]
+            return self._encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
             _raise_if_ours(error)
             return error if isinstance(error, ValueError) else ValueError(f"the tokenizer refused the text: {error}")
@@ -187,8 +214,7 @@ class FastTokenizer:
         """The ids of one item from those of its texts, truncated, with the special tokens around them."""
         if len(parts) == 1:
             before, after = self._frame
-            ids = parts[0].ids
-            return [*before, *(ids if len(ids) <= self._room else ids[: self._room]), *after], -1
+            return [*before, *parts[0].ids[: self._room], *after], -1
         first, second = (part.ids for part in parts)
         shorter, longer = sorted((len(first), len(second)))
         if shorter + longer > self._pair_room:

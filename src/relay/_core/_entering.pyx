@@ -89,3 +89,67 @@ cdef class Entering(Members):
     def forgo(self):
         """Gives a promised slot back."""
         self.take_promise()
+
+    def write(self, handle, ids, split=-1):
+        """Writes a pinned slot's input ids; their number becomes its cost."""
+        cdef int32_t slot, length
+        if not self.arena.write_ids(handle, ids, split):
+            return False
+        slot = state_slot(handle)
+        length = self.arena.s.length[slot]
+        self.arena.s.cost[slot] = length if length > 0 else 1
+        return True
+
+    def fetch(self, cache, handle, text, who=None, tentative=False, most=16384):
+        """Writes a pinned slot's input ids from a cache, as `IdCache.fetch`; their number becomes its cost."""
+        cdef bint first = tentative
+        cdef int64_t limit = as_range("most", most, 0, MOST_SIZE)
+        cdef int32_t length
+        if not isinstance(cache, IdCache):
+            raise TypeError(f"cache must be an IdCache, got {type(cache).__name__}")
+        length = (<IdCache>cache).copy(self.arena, handle, text, who, first, limit)
+        if length >= 0:
+            self.arena.s.cost[state_slot(to_int64("handle", handle))] = length if length > 0 else 1
+        return length
+
+    def ready(self, handle, now_ns):
+        """Unpins a slot and puts it into the heap; False if it was dropped, is stale, or not pinned."""
+        cdef int64_t h = to_int64("handle", handle), now = to_int64("now_ns", now_ns)
+        cdef ArenaTable* a = &self.arena.s
+        cdef int32_t slot = state_slot(h)
+        cdef uint64_t word = arena_find(a, h)
+        if not word & PINNED or state_bits(word) != QUEUED:
+            return False
+        if not arena_unpin(a, h):
+            self.forget(slot, h)
+            return False
+        a.ready_ns[slot] = now
+        self.enter(slot)
+        if self.parked:
+            self.wake_lanes(1)
+        return True
+
+    def ready_all(self, handles, now_ns):
+        """As `ready` for each of several, in order; the lanes see all of them at once."""
+        cdef int64_t h, now = to_int64("now_ns", now_ns)
+        cdef ArenaTable* a = &self.arena.s
+        cdef list gone = []         # owners, let go last
+        cdef list named = handles if type(handles) is list else list(handles)
+        cdef int32_t slot, fresh = 0
+        cdef uint64_t word
+        for handle in named:
+            h = to_int64("handle", handle)
+            slot = state_slot(h)
+            word = arena_find(a, h)
+            if not word & PINNED or state_bits(word) != QUEUED:
+                continue
+            if not arena_unpin(a, h):
+                gone.append(self._owners[slot])
+                self.forget(slot, h)
+                continue
+            a.ready_ns[slot] = now
+            self.enter(slot)
+            fresh += 1
+        if fresh and self.parked:
+            self.wake_lanes(fresh)
+        return fresh

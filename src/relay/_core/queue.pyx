@@ -31,6 +31,7 @@ from relay._core.heap cimport (
     HEAP_MAX_SLOTS, HEAP_ROOT, HEAP_SLOT_BITS, Heap, PriorityHeap, heap_has, heap_key, heap_lift, heap_peek,
     heap_pop_node, heap_push, heap_push_seq, heap_remove,
 )
+from relay._core.idcache cimport IdCache
 from relay._core.state cimport (
     BUSY, DROPPED, IDLE, PINNED, QUEUED, as_range, state_bits, state_flags, state_generation, state_load,
     state_next_generation, state_slot, to_int32, to_int64,
@@ -69,33 +70,6 @@ cdef class RequestQueue(Entering):
 --
 
 The queue of one model."""
-
-    def write(self, handle, ids, split=-1):
-        """Writes a pinned slot's input ids; their number becomes its cost."""
-        cdef int32_t slot, length
-        if not self.arena.write_ids(handle, ids, split):
-            return False
-        slot = state_slot(handle)
-        length = self.arena.s.length[slot]
-        self.arena.s.cost[slot] = length if length > 0 else 1
-        return True
-
-    def ready(self, handle, now_ns):
-        """Unpins a slot and puts it into the heap; False if it was dropped, is stale, or not pinned."""
-        cdef int64_t h = to_int64("handle", handle), now = to_int64("now_ns", now_ns)
-        cdef ArenaTable* a = &self.arena.s
-        cdef int32_t slot = state_slot(h)
-        cdef uint64_t word = arena_find(a, h)
-        if not word & PINNED or state_bits(word) != QUEUED:
-            return False
-        if not arena_unpin(a, h):
-            self.forget(slot, h)
-            return False
-        a.ready_ns[slot] = now
-        self.enter(slot)
-        if self.parked:
-            self.wake_lanes(1)
-        return True
 
     def park(self, lane=0, at_least=1):
         """Says that a lane is about to sleep until so many are ready; False if they are."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from relay._pure._requests import LEVELS, Requests
 from relay._pure._rows import BLOCK
+from relay._pure.idcache import MAX_IDS, IdCache
 from relay._pure.state import PINNED, QUEUED, as_int32, as_int64, as_range, slot_of, state_of
 
 FULL = -1
@@ -161,6 +162,25 @@ class Admission(Requests):
             self.arena.cost[slot] = max(self.arena.length[slot], 1)
             return True
 
+    def fetch(
+        self,
+        cache: IdCache,
+        handle: int,
+        text: str,
+        who: str | None = None,
+        tentative: bool = False,
+        most: int = MAX_IDS,
+    ) -> int:
+        """Writes a pinned slot's input ids from a cache, as `IdCache.fetch`; their number becomes its cost."""
+        as_range("most", most, 0, 2**31 - 1)
+        if not isinstance(cache, IdCache):
+            raise TypeError(f"cache must be an IdCache, got {type(cache).__name__}")
+        with self._lock:
+            length = cache.fetch(self.arena, handle, text, who, tentative, most)
+            if length >= 0:
+                self.arena.cost[slot_of(handle)] = max(length, 1)
+            return length
+
     def ready(self, handle: int, now_ns: int) -> bool:
         """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is free now), or is stale or
         not pinned."""
@@ -176,6 +196,25 @@ class Admission(Requests):
             self._enter(slot)
         self._wake_lanes(1)
         return True
+
+    def ready_all(self, handles: Sequence[int], now_ns: int) -> int:
+        """As `ready` for each of several, in order; the lanes see all of them at once. How many of them were put into
+        the heap."""
+        now_ns, gone, fresh = as_int64("now_ns", now_ns), [], 0
+        with self._lock:
+            for handle in handles:
+                handle = as_int64("handle", handle)
+                if not self._word(handle) & PINNED or state_of(self._word(handle)) != QUEUED:
+                    continue
+                slot = slot_of(handle)
+                if not self.arena.unpin(handle):
+                    gone.append(self._forget(slot, handle))
+                    continue
+                self.arena.ready_ns[slot] = now_ns
+                self._enter(slot)
+                fresh += 1
+        self._wake_lanes(fresh)
+        return fresh
 
     def park(self, lane: int = 0, at_least: int = 1) -> bool:
         """Says that a lane is about to sleep until so many are ready. False, and no such thing, if they are.

@@ -212,6 +212,10 @@ RELAY = (
     Kind("relay_prediction_error_ratio", "How far predicted run times were off lately.", _error),
     Kind("relay_batch_limit", "Members of a batch at most now.", _field("limit")),
     Kind("relay_lanes", "Batches that may run at once.", _field("lanes")),
+    Kind("relay_ids_hits", "Texts whose input ids were known.", _field("ids_hits"), counter=True),
+    Kind("relay_ids_misses", "Texts whose input ids were not known.", _field("ids_misses"), counter=True),
+    Kind("relay_ids_evictions", "Texts whose ids were dropped for others.", _field("ids_evictions"), counter=True),
+    Kind("relay_ids_bytes", "Memory taken by input ids that are known.", _field("ids_bytes")),
 )
 
 
