@@ -184,18 +184,7 @@ class Admission(Requests):
     def ready(self, handle: int, now_ns: int) -> bool:
         """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is free now), or is stale or
         not pinned."""
-        handle, now_ns, _gone = as_int64("handle", handle), as_int64("now_ns", now_ns), None
-        with self._lock:
-            if not self._word(handle) & PINNED or state_of(self._word(handle)) != QUEUED:
-                return False
-            slot = slot_of(handle)
-            if not self.arena.unpin(handle):
-                _gone = self._forget(slot, handle)
-                return False
-            self.arena.ready_ns[slot] = now_ns
-            self._enter(slot)
-        self._wake_lanes(1)
-        return True
+        return self.ready_all((handle,), now_ns) == 1
 
     def ready_all(self, handles: Sequence[int], now_ns: int) -> int:
         """As `ready` for each of several, in order; the lanes see all of them at once. How many of them were put into
