@@ -239,6 +239,32 @@ def test_nobody_joins_a_run_that_has_failed_before_it_could_be_found(lab: Lab, m
     lab.idle(r)
 
 
+def test_who_joins_a_run_in_the_moment_of_its_end_is_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ended the run has read the newcomer from the list, and the newcomer does not find the run any more."""
+    model = lab.model(held=True)
+    r = lab.start(model, merge=True)
+    leader = r.submit("x")
+    model.wait_until_running()
+    queue = r._desk.queue
+
+    class Ending:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(queue, name)
+
+        def share(self, handle: int) -> None:
+            queue.share(handle)
+            model.free()
+            lab.wait_until(lambda: leader.done() and not leader._followers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(r._desk, "queue", Ending())
+        follower = r.submit("x")
+    assert follower.result(30) == "x" and model.batches == [["x"]]
+    sharing = r.snapshot().sharing
+    assert (sharing.misses, sharing.joins) == (1, 1)
+    lab.idle(r)
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_what_is_changed_after_it_was_submitted(lab: Lab, many: bool) -> None:
     """Requests are compared by what they were when they came, so that is what is run."""

@@ -253,7 +253,7 @@ class Desk(Endings):
 
     def join(self, leader: Ticket[Any], handle: int, digest: int, follower: Ticket[Any]) -> bool:
         """Let `follower` share the run of `leader`. False if it is closed to joiners by now, or has too many."""
-        key, followers = self.key(follower), leader._followers
+        key, followers, level = self.key(follower), leader._followers, follower.priority
         if followers is None or len(followers) >= self.limits.max_followers:
             return False
         follower._handle = handle
@@ -263,11 +263,11 @@ class Desk(Endings):
         if self.queue.find(digest)[0] != handle:
             try:
                 followers.remove(follower)
-            except ValueError:
-                return True  # whoever closed the run has read us from the list, and answers
+            except ValueError:  # whoever closed the run has read us from the list, and answers
+                self.counts.add("merged")
+                return True
             self.open.discard(follower)
             return False
-        level = follower.priority
         self.queue.lift(handle, key, level, follower._arrival_ns + self._allowance_ns[level])
         if level < self.urgent_below:
             self.raised(level)
