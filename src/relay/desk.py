@@ -78,18 +78,9 @@ class Desk(Endings):
             most_size: What it may count for at most; None for no limit.
         """
         self.open_short_way(
-            Ticket,
-            self.queue,
-            self.clock.now_ns,
-            size,
-            most_size,
-            tier,
-            INTERACTIVE,
-            TIME_BITS,
-            STEP_BITS,
-            self._allowance_ns,
-            self._plain_key and self._preparing is None,
-        )
+            Ticket, self.queue, self.clock.now_ns, size, most_size, tier, INTERACTIVE, TIME_BITS, STEP_BITS,
+            self._allowance_ns, self._plain_key and self._preparing is None,
+        )  # fmt: skip
 
     def admit(self, ticket: Ticket[Any], claim: bool = False, digest: int = -1) -> bool | None:
         """Give `ticket` a place of its own, that of a less urgent one if need be. False if there is none.
@@ -177,8 +168,8 @@ class Desk(Endings):
         handles: list[int] | None = None
         # What is free belongs to those in line, as in `admit`.
         missing = count - (0 if self.room.waiting else self.queue.free)
-        self.open.update(tickets)
         try:
+            self.open.update(tickets)
             if self.refusing:
                 raise closed_error()
             while handles is None and self._make_places(missing, level, away):
@@ -257,17 +248,22 @@ class Desk(Endings):
         if followers is None or len(followers) >= self.limits.max_followers:
             return False
         follower._handle = handle
-        self.open.add(follower)
-        followers.append(follower)
+        try:
+            self.open.add(follower)
+            followers.append(follower)
+        except BaseException:
+            self.open.discard(follower)  # it may be in no list, and nobody would end it
+            raise
         self.queue.share(handle)
         if self.queue.find(digest)[0] != handle:
             try:
                 followers.remove(follower)
-            except ValueError:  # whoever closed the run has read us from the list, and answers
+                self.open.remove(follower)
+                self._drop_if_unwanted(leader, handle)  # who has closed it may have left it to us
+                return False
+            except (ValueError, KeyError):  # whoever has closed the run has read us from the list, and answers
                 self.counts.add("merged")
                 return True
-            self.open.discard(follower)
-            return False
         self.queue.lift(handle, key, level, follower._arrival_ns + self._allowance_ns[level])
         if level < self.urgent_below:
             self.raised(level)

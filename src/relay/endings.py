@@ -197,9 +197,11 @@ class Endings(tickets.DeskBase):
     def renew(self) -> None:
         """Begin a new epoch: what was asked before is not the same as what is asked from now on."""
         with self._renewing:
-            self.epoch += 1
-            if self.results is not None:
-                self.results.invalidate()
+            if self.results is None:
+                self.epoch += 1
+            else:
+                self.results.invalidate()  # first, so that nobody in the new epoch finds anything of the old one
+                self.epoch = self.results.epoch
 
     def prepared(self, replies: Replies) -> None:
         """Some requests have ended before they were ready."""

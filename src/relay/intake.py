@@ -186,20 +186,21 @@ class Intake(Generic[In, Out]):
                 "use map(), which takes any number"
             )
         group = Group(desk, tickets, return_exceptions)
-        if not tickets:
-            group.settle_empty()
-            return group
-        for ticket in tickets:
-            ticket._arrival_ns = tickets[0]._arrival_ns
-            ticket._deadline_ns = tickets[0]._deadline_ns
-            ticket._waiters.append(Member(group))
+        admitted = False
         try:
+            desk.open.add(group)
+            if not tickets:
+                group.settle_empty()
+                return group
+            for ticket in tickets:
+                ticket._arrival_ns = tickets[0]._arrival_ns
+                ticket._deadline_ns = tickets[0]._deadline_ns
+                ticket._waiters.append(Member(group))
             admitted = place_all(tickets)
-        except BaseException:
-            desk.withdraw((group,))
-            raise
+        finally:
+            if not admitted:
+                desk.withdraw((group,))
         if not admitted:
-            desk.withdraw((group,))
             raise desk.refusal(len(tickets))
         return group
 

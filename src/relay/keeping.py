@@ -92,11 +92,28 @@ def given(value: Any) -> Any:
 
 
 def another(row: Any) -> Any:
-    """What a second caller is handed out of the answer to both: a copy of what the first may change."""
-    if type(row) is np.ndarray:
+    """What a second caller is handed out of the answer to both: a copy of what the first may change, NaN included.
+    Anything of another type than those named above is shared, and so is what lies deeper than `DEPTH`. Never raises."""
+    try:
+        return _twin(row, DEPTH)
+    except Exception:  # somebody changes it, or it cannot be copied
+        return row
+
+
+def _twin(row: Any, depth: int) -> Any:
+    kind = type(row)
+    if kind is np.ndarray:
         return row.copy() if row.flags.writeable else row
-    found = kept(row)
-    return given(found[0]) if found is not None else row
+    if kind is bytearray or kind is set:
+        return row.copy()
+    if kind in _CONTAINERS and depth:
+        parts = row.values() if kind is dict else row
+        if set(map(type, parts)) <= _PLAIN or kind is frozenset:
+            return row if kind is tuple or kind is frozenset else row.copy()
+        if kind is dict:
+            return {key: _twin(part, depth - 1) for key, part in row.items()}
+        return kind([_twin(part, depth - 1) for part in row])
+    return row.clone() if kind is _tensor_type() else row
 
 
 class _Unkept(Exception):

@@ -61,18 +61,23 @@ class Merger:
         if desk.refusing:
             raise closed_error()
         self._know(ticket, content)
-        if self._share(ticket):
-            return True
-        found = desk.find_result(ticket._digest, content, ticket._who, ticket._arrival_ns)
-        if found is not None:
-            self._answer([(ticket, *found)])
-            return True
-        ticket._followers = []
-        admitted = desk.admit(ticket, digest=ticket._digest)
-        if admitted is None:  # by somebody who came a moment ago, or has other content or enough followers
+        before = -1
+        while True:
             if self._share(ticket):
                 return True
-            admitted = desk.admit(ticket)
+            found = desk.find_result(ticket._digest, content, ticket._who, ticket._arrival_ns)
+            if found is not None:
+                self._answer([(ticket, *found)])
+                return True
+            ticket._followers = []
+            admitted = desk.admit(ticket, digest=ticket._digest)
+            if admitted is not None:
+                break
+            taken = desk.queue.find(ticket._digest)[0]  # by somebody who came a moment ago, whose run may have ended
+            if taken >= 0 and taken == before:  # or who has other content, or enough followers
+                admitted = desk.admit(ticket)
+                break
+            before = taken
         if admitted:
             desk.led()
         return admitted
@@ -110,9 +115,9 @@ class Merger:
             ticket._followers = []
             leaders.append(ticket)
             digests.setdefault(ticket._digest, ticket)
-        desk.open.update(inner)  # and never those who joined a run, for it may have ended
         admitted = False
         try:
+            desk.open.update(inner)  # and never those who joined a run, for it may have ended
             admitted = not leaders or desk.admit_all(leaders)
         finally:
             if not admitted:
@@ -175,11 +180,16 @@ class Merger:
         if not answered:
             return
         replies = Replies()
-        self._desk.open.update(ticket for ticket, _, _ in answered)
-        for ticket, value, size in answered:
-            ticket.size = size
-            settle(ticket, value, None, replies)
-            let_go(ticket)
+        tickets = [ticket for ticket, _, _ in answered]
+        try:
+            self._desk.open.update(tickets)
+            for ticket, value, size in answered:
+                ticket.size = size
+                settle(ticket, value, None, replies)
+                let_go(ticket)
+        except BaseException:
+            self._desk.withdraw(tickets)  # nobody else would end them
+            raise
         self._desk.flush(replies)
 
 

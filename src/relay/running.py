@@ -10,6 +10,7 @@ behind and gets what was meant for others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Any
 
 from relay._backend import lanes
@@ -165,7 +166,8 @@ class Running(lanes.RunningBase):
         counts, name, own_size = self._station.desk.counts, self._station.name, owner.size
         noted = size if run.raised else 1  # a row that is an error is its own item's, not the batch's
         settled = 0
-        for ticket in all_of(owner):
+        # The owner last: he may change his row as soon as he has it, and the others' are copies of it.
+        for ticket in chain(islice(all_of(owner), 1, None), (owner,)):
             ticket.size = own_size
             if failed:
                 settled += settle(ticket, None, member_error(row, noted, name), replies, run if size else None)

@@ -171,7 +171,8 @@ class Ticket(tickets.TicketBase, Generic[Out]):
 
 
 class Group(Ticket[list[Out]]):
-    """The one ticket of many items: done when all of them are, with their answers in order.
+    """The one ticket of many items: done when all of them are, with their answers in order. Whoever makes it enters it
+    among the open ones.
 
     Args:
         desk: As for a ticket.
@@ -187,7 +188,6 @@ class Group(Ticket[list[Out]]):
         self._return_exceptions = return_exceptions
         # One entry a member. If two threads take the last two at once both may see none left; only one of them settles.
         self._left = [None] * len(members)
-        desk.open.add(self)
 
     def count_down(self, replies: Replies) -> None:
         """One member less to wait for; the last one settles the group, within its own round of replies."""

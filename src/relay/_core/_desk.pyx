@@ -133,7 +133,8 @@ cdef class DeskBase:
     cdef object admitted(self, object item, object priority, object deadline, int64_t* answered):
         # A ticket with a place, or None; or the answer itself, if it is there: then `answered` becomes its size.
         cdef TicketBase ticket, leader = None
-        cdef int64_t level = self.usual, size = 1, arrival_ns, due_ns, first_ns, deadline_ns = -1, limit_ns = -1, handle
+        cdef int64_t level = self.usual, size = 1, arrival_ns, due_ns, first_ns, deadline_ns = -1, limit_ns = -1
+        cdef int64_t handle, other
         cdef int64_t epoch = self.epoch
         cdef uint64_t low = 0, high = 0
         cdef object content = None
@@ -206,13 +207,10 @@ cdef class DeskBase:
                 ticket, first_ns, arrival_ns, deadline_ns, size, <int32_t>level, due_ns, low, high, bound
             )
             if handle == TAKEN_:    # by somebody who came a moment ago, or has other content or enough followers
-                leader = self.to_join(low, high, content, epoch, &handle)
-                if leader is not None and self.join(leader, handle, relay_int_from_words(low, high), ticket):
+                leader = self.to_join(low, high, content, epoch, &other)
+                if leader is not None and self.join(leader, other, relay_int_from_words(low, high), ticket):
                     ticket._content = ticket._followers = None
                     return ticket
-                handle = self.door.admit_one(
-                    ticket, first_ns, arrival_ns, deadline_ns, size, <int32_t>level, due_ns, low, high, False
-                )
         except BaseException:
             self.withdraw((ticket,))
             raise

@@ -164,7 +164,7 @@ cdef class RunningBase:
         cdef int64_t nbytes
         cdef list answers = None
         for owner in owners:
-            content = owner._content
+            who, content = owner._who, owner._content   # in this order, the reverse of letting go
             if content is not None:
                 row = rows[index]
                 found = None if PyExceptionInstance_Check(row) else desk.kept(row)
@@ -172,7 +172,7 @@ cdef class RunningBase:
                     value = (<tuple>found)[0]
                     nbytes = (<int64_t>(<tuple>found)[1]) + <int64_t>content.__sizeof__() + PAIR_BYTES
                     pair = value, owner.size
-                    results.put_native(owner.low, owner.high, content, owner._who, pair, nbytes, owner._epoch, now_ns)
+                    results.put_native(owner.low, owner.high, content, who, pair, nbytes, owner._epoch, now_ns)
                     if type(value) is type(row) and value is not row:
                         if answers is None:
                             answers = list(rows)    # which may be the model's own

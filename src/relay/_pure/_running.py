@@ -215,13 +215,13 @@ class RunningBase:
         desk = self._station.desk
         answers: list[Any] | None = None
         for index, owner in enumerate(owners):
-            content, row = owner._content, rows[index]
+            who, content, row = owner._who, owner._content, rows[index]  # in this order, the reverse of letting go
             if content is None or issubclass(type(row), BaseException) or (found := desk.kept(row)) is None:
                 continue
             value, nbytes = found
             nbytes += sys.getsizeof(content) + PAIR_BYTES
             pair = value, owner.size
-            desk.results.put(owner._digest, content, owner._who, pair, nbytes, owner._epoch, now_ns)
+            desk.results.put(owner._digest, content, who, pair, nbytes, owner._epoch, now_ns)
             if type(value) is type(row) and value is not row:
                 if answers is None:
                     answers = list(rows)  # which may be the model's own

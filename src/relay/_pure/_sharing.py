@@ -66,6 +66,7 @@ class SharingBase:
     def find_leader(self, queue: Any, digest: int, content: str | bytes, who: object, epoch: int) -> tuple[int, Any]:
         """The handle and the ticket of the one whose run may be joined, or ``(-1, None)``."""
         handle, leader = queue.find(digest)
-        if leader is None or leader._content != content or leader._who is not who or leader._epoch != epoch:
+        # `_who` first: it is let go last.
+        if leader is None or leader._who is not who or leader._content != content or leader._epoch != epoch:
             return -1, None
         return handle, leader

@@ -1,0 +1,128 @@
+"""Many threads ask one relay that keeps answers: every answer is right, the bounds hold, and each request is counted.
+
+Rounds of a fixed number of calls; between two of them nobody calls, and everything is recounted. Every thread draws its
+own calls from the test's seed. The interpreter is made to switch threads very often.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from both import Lab
+
+pytest_plugins = ["both"]
+
+THREADS = 24
+KEYS = 8192
+ENTRIES = 128
+CACHE_BYTES = ENTRIES * 600
+EACH = 40  # calls of each thread in a round
+
+
+@pytest.fixture(autouse=True)
+def switching() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def asked(number: int) -> Any:
+    """An item of one of three kinds: by the short way, by the long way, and one that its caller may change."""
+    if number % 7 == 0:
+        return (number, f"text {number}")
+    return [number] * (number % 40 + 1) if number % 7 == 1 else f"text {number}"
+
+
+class Race:
+    """The threads, their relay, and what they count."""
+
+    def __init__(self, lab: Lab, seed: int, seconds: float) -> None:
+        self.ran = [0]
+        self.relay: Any = lab.start(
+            self.model, cache_bytes=CACHE_BYTES, limits=lab.Limits(cache_entries=ENTRIES), max_queue=256
+        )
+        self.weights = [1 / (rank + 1) for rank in range(KEYS)]
+        self.seed = seed
+        self.calls = [0] * THREADS
+        self.rounds = 0
+        self.over = False
+        self.errors: list[BaseException] = []
+        self.until = time.monotonic() + seconds
+        self.barrier = threading.Barrier(THREADS, self.look)
+
+    def model(self, items: list[Any]) -> list[Any]:
+        self.ran[0] += len(items)
+        return [[repr(item)] * 3 for item in items]
+
+    def look(self) -> None:
+        """What one thread does while all others wait."""
+        self.relay.check()
+        told = self.relay.snapshot()
+        shared = told.sharing
+        assert shared.hits + shared.misses + shared.joins == sum(self.calls), (shared, sum(self.calls))
+        assert shared.misses == self.ran[0], (shared, self.ran)
+        assert shared.entries <= ENTRIES and shared.nbytes <= CACHE_BYTES
+        assert told.open == told.admitted == 0
+        self.rounds += 1
+        self.over = time.monotonic() > self.until and self.rounds > 2
+
+    def run(self, me: int) -> None:
+        rng = random.Random(f"{self.seed} {me}")
+        try:
+            while not self.over:
+                self.work(me, rng)
+                self.barrier.wait()
+        except threading.BrokenBarrierError:
+            pass  # another thread has failed
+        except BaseException as error:
+            self.errors.append(error)
+            self.barrier.abort()
+
+    def work(self, me: int, rng: random.Random) -> None:
+        for number in rng.choices(range(KEYS), self.weights, k=EACH):
+            item = asked(number)
+            expected = [repr(item)] * 3
+            way = rng.randrange(4)
+            self.calls[me] += 1 if way else 3
+            if way == 0:
+                several = self.relay.submit_many([item, f"text {KEYS + me}", item]).result(30)
+                assert several == [expected, [repr(f"text {KEYS + me}")] * 3, expected], several
+                answer = several[rng.choice([0, 2])]
+            else:
+                answer = self.relay(item) if way == 1 else self.relay.submit(item).result(30)
+                assert answer == expected, f"asked for {number}, got {answer}"
+            answer.append("changed by one who has it")
+            if type(item) is list:
+                item.clear()
+        if not rng.randrange(100):
+            self.relay.invalidate()
+
+    def go(self) -> None:
+        threads = [threading.Thread(target=self.run, args=(me,), daemon=True) for me in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.errors:
+            raise self.errors[0]
+        shared = self.relay.snapshot().sharing
+        print(f"{self.rounds} rounds, {shared}")
+        assert min(shared.hits, shared.misses, shared.joins, shared.evictions) > 10
+
+
+def test_threads(lab: Lab, seed: int) -> None:
+    Race(lab, seed, 3).go()
+
+
+@pytest.mark.long
+def test_threads_long(lab: Lab, seed: int) -> None:
+    Race(lab, seed, 30).go()
