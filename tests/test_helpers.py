@@ -297,3 +297,33 @@ def test_all_that_was_handed_over_is_done_before_the_end() -> None:
     helpers.stop()
     helpers.join(30)
     assert sorted(done) == list(range(1000))
+
+
+def test_many_are_handed_over_in_one_go() -> None:
+    """In their order, behind those of their level that came before; and nobody is left without a turn."""
+    done: list[Any] = []
+    entered, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work(chunk: list[Any]) -> None:
+        entered.set()
+        assert go.wait(30)
+        done.append(chunk)
+        if sum(map(len, done)) == 1 + 1 + 20 + 3:
+            ended.set()
+
+    helpers = Helpers(1, "h", 8, work, lambda chunk, error: None, 100)
+    helpers.put_all(["plug"], 0, [0])
+    assert entered.wait(30)
+    helpers.put("first", 2, 1)
+    helpers.put_all(list(range(20)), 2, [10] * 10 + [60] * 10)
+    helpers.put_all(["urgent"] * 3, 0, [0] * 3)
+    helpers.put_all([], 5, [])
+    go.set()
+    assert ended.wait(30)
+    flat = [item for chunk in done for item in chunk]
+    assert flat[0] == "plug" and [item for item in flat if isinstance(item, int)] == list(range(20))
+    assert flat.index("first") < flat.index(0) and flat[1:4] == ["urgent"] * 3
+    weights = {**dict.fromkeys(range(10), 10), **dict.fromkeys(range(10, 20), 60), "first": 1}
+    assert all(len(chunk) <= 8 and sum(weights.get(item, 0) for item in chunk[:-1]) <= 100 for chunk in done)
+    helpers.stop()
+    helpers.join(30)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from conftest import Core
 
@@ -391,3 +393,106 @@ def test_a_queue_fetches_rows_and_makes_them_ready_together(core: Core) -> None:
     assert queue.park(0, 2)
     assert queue.ready_all(handles, 7) == 2 and woken == [2]
     assert queue.ready_all(handles, 8) == 0 and len(queue) == 2
+
+
+def rows_of(core: Core, capacity: int = 8, ids: int = 1024, longest: int = 64) -> tuple[Any, Any, list[int]]:
+    """A queue, a cache, and the handles of requests that wait for their ids."""
+    queue, cache = core.watch(core.queue.RequestQueue(capacity, ids, longest)), core.watch(core.idcache.IdCache(4096))
+    return queue, cache, [queue.admit(f"owner {key}", key, 0, ids=8) for key in range(capacity)]
+
+
+def test_rows_of_many_are_written_and_kept(core: Core) -> None:
+    """Whatever is no good is left to `write`, which says why, and nobody beside it notices."""
+    queue, cache, handles = rows_of(core)
+    good = ([1, 2, 3], -1)
+    rows = [good, ValueError("bad"), ([4, 5], 1), ([6, "7"], -1), ([8], 2), [[9], -1], (list(range(6)), -1), ((), -1)]
+    texts = ["a", "b", "c", "d", "e", "f", "g", ""]
+    lengths = queue.write_all(cache, handles, rows, texts, ["x"] * 8, 5)
+    assert lengths == [3, -2, 2, -2, -2, -2, -2, 0]
+    facts = [queue.arena.facts(handle) for handle in handles]
+    assert [fact["cost"] for fact in facts] == [3, 1, 2, 1, 1, 1, 1, 1] and facts[2]["split"] == 1
+    assert queue.arena.ids(handles[0]) == [1, 2, 3] and cache.entries == 3
+    assert queue.write_all(None, handles[1:2], [good], ["a"], [None]) == [3] and cache.entries == 3
+    assert queue.fetch(cache, handles[3], "c", "x") == 2 and queue.arena.facts(handles[3])["split"] == 1
+    assert queue.write_all(cache, [], [], [], []) == []
+
+
+def test_what_a_tokenizer_gave_is_kept_whatever_becomes_of_the_row(core: Core) -> None:
+    queue, cache, handles = rows_of(core, 4, 256)
+    queue.cancel(handles[0])  # it is pinned: freed by `ready`
+    long = ([7] * 64, -1)  # one block is reserved for each, and a row of 64 ids takes two
+    lengths = queue.write_all(cache, handles[:2], [long, ([7] * 33, -1)], ["dropped", "no room"], [None, None])
+    assert lengths[0] == -2 and cache.entries == 2
+    assert queue.write_all(cache, [handles[2]], [([1] * 65, -1)], ["longer than any row"], [None]) == [-2]
+    assert queue.ready(handles[3], 1)
+    assert queue.write_all(cache, [handles[3]], [([1], -1)], ["not pinned"], [None]) == [-2]
+    assert queue.write_all(cache, [handles[2]], [([1], -1)], ["x" * 65_537], [None]) == [1]
+    assert queue.write_all(cache, [handles[2]], [([1], -1)], [Text("no str")], [None]) == [1]
+    assert queue.write_all(cache, [handles[2]], [([1], -1)], ["of nobody known"], [5]) == [1]
+    assert cache.entries == 2 and queue.fetch(cache, handles[2], "dropped", most=64) == 64
+
+
+def test_rows_of_many_are_fetched(core: Core) -> None:
+    queue, cache, handles = rows_of(core)
+    cache.put("a", None, [1, 2, 3])
+    cache.put("a", "x", [1, 2])
+    texts = ["a", "b", "a", "b", Text("a"), ("a", "b"), "b", "a"]
+    whos = [None, None, "x", None, None, None, "x", 5]
+    lengths = queue.fetch_all(cache, handles, texts, whos)
+    assert lengths == [3, -1, 2, core.queue.SEEN, *[core.queue.NOT_KEPT] * 2, -1, core.queue.NOT_KEPT]
+    assert (cache.hits, cache.misses) == (2, 2)
+    assert [queue.arena.facts(handle)["cost"] for handle in handles[:3]] == [3, 1, 2]
+    assert queue.fetch_all(cache, handles[:3], ["a", "b", "a"], [None] * 3, True, 2) == [-2, -1, core.queue.SEEN]
+    assert (cache.hits, cache.misses) == (2, 2)
+    assert queue.fetch_all(None, handles, texts, whos) == [core.queue.NOT_KEPT] * 8
+    assert queue.fetch_all(cache, [], [], []) == []
+
+
+def test_what_cannot_be_written_or_fetched_at_all(core: Core) -> None:
+    queue, cache, handles = rows_of(core, 2)
+    for method, lists in (("write_all", ("rows", "texts", "whos")), ("fetch_all", ("texts", "whos"))):
+        call = getattr(queue, method)
+        good: list[Any] = [[("x", -1)] * 2 if name == "rows" else ["x"] * 2 for name in lists]
+        for place, name in enumerate(lists):
+            short = [*good[:place], ["x"], *good[place + 1 :]]
+            with pytest.raises(ValueError, match=f"^1 {name} were given for 2 handles; give one for each$"):
+                call(cache, handles, *short)
+        with pytest.raises(TypeError, match="^cache must be an IdCache, got str$"):
+            call("cache", handles, *good)
+        with pytest.raises(ValueError, match="^most "):
+            call(cache, handles, *good, most=-1)
+    with pytest.raises(TypeError, match="^handle must be an int, got str$"):
+        queue.write_all(cache, ["x"], [([1], -1)], ["a"], [None])
+    queue.ready(handles[0], 1)
+    cache.put("a", None, [1])
+    with pytest.raises(ValueError, match="is not pinned"):
+        queue.fetch_all(cache, handles, ["a", "a"], [None, None])
+
+
+def test_twins_write_and_fetch_alike(rng: random.Random) -> None:
+    """Both sides, given the same rows, write and keep the same of them, and find the same again."""
+    sides = [Core("pure"), Core("native")]
+    queues, caches, handles = zip(*(rows_of(core, 30, 1024) for core in sides), strict=True)
+    assert handles[0] == handles[1]
+    choices: list[Any] = [None, ValueError(), ([1, 2], 5), ([2**31], -1), ([], -1), (np.arange(3), -1), ((1, 2), 0)]
+    for _ in range(200):
+        some = rng.sample(handles[0], rng.randrange(12))
+        rows = [rng.choice(choices) if rng.random() < 0.3 else ([rng.randrange(1 << 20)] * rng.randrange(70), -1)
+                for _ in some]  # fmt: skip
+        texts = [rng.choice([None, ("a", "b"), *map(str, range(40))]) for _ in some]
+        whos = [rng.choice([None, "who", "other", 3]) for _ in some]
+        most = rng.choice([16384, 40])
+        told = [q.write_all(c, some, rows, texts, whos, most) for q, c in zip(queues, caches, strict=True)]
+        assert told[0] == told[1]
+        rng.shuffle(texts)
+        told = [q.fetch_all(c, some, texts, whos, most < 50, most) for q, c in zip(queues, caches, strict=True)]
+        assert told[0] == told[1]
+        seen = [(c.hits, c.misses, c.evictions, c.entries, c.nbytes) for c in caches]
+        assert seen[0] == seen[1]
+        facts = [[q.arena.facts(handle) for handle in some] for q in queues]
+        assert facts[0] == facts[1]
+        assert [queues[0].arena.ids(handle) for handle in some] == [queues[1].arena.ids(handle) for handle in some]
+    for each in (*queues, *caches):
+        each.check()
+    for core in sides:
+        core.check()

@@ -163,7 +163,7 @@ class Desk(Endings):
         if first._deadline_ns >= 0 and self.predict_ns is not None:
             self._refuse_late(first, self.predict_ns, count)
         preparing = self._preparing
-        reserve = None if preparing is None else [preparing.reserve(ticket) for ticket in tickets]
+        reserve = None if preparing is None else preparing.reserve_all(tickets)
         away = Replies()
         handles: list[int] | None = None
         # What is free belongs to those in line, as in `admit`.
@@ -213,7 +213,10 @@ class Desk(Endings):
             if first._deadline_ns >= 0:
                 self.deadlines.arm(first._deadline_ns)
             if preparing is not None:
-                preparing.put_all(tickets)
+                if len(tickets) == 1:
+                    preparing.put(first)
+                else:
+                    preparing.put_all(tickets)
             if first.priority < self.urgent_below:
                 self.raised(first.priority)
             if not self.started:

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 log = logging.getLogger("relay")
@@ -79,6 +79,18 @@ class Helpers:
         if not self._started or self._died:
             self.start()
 
+    def put_all(self, items: Sequence[Any], level: int, weights: Sequence[int]) -> None:
+        """As `put` for each of several items of one level, which enter their line first, and get their turns then."""
+        line = self._lines.get(level)
+        if line is None:
+            line = self._add_line(level)
+        line.extend(zip(self._serials, items, weights, strict=False))
+        put = self._turns.put
+        for _ in items:
+            put(True)
+        if not self._started or self._died:
+            self.start()
+
     def _add_line(self, level: int) -> deque[_Entry]:
         with self._lock:
             line = self._lines.setdefault(level, deque())
@@ -138,25 +150,34 @@ class Helpers:
             share = self._chunk
             if self._most:
                 share = max(share, min(waiting // BULK, 4 * share))
-            share = min(share, waiting)
-            _, item, weight = self._next()
-            chunk = [item]
-            while len(chunk) < share and weight <= self._most:
-                try:
-                    if not self._turns.get_nowait():
-                        self._turns.put(False)  # not ours to lose: finish this chunk, then see it again
-                        break
-                except queue.Empty:
-                    break
-                _, item, more = self._next()
-                chunk.append(item)
-                weight += more
+            chunk = self._chunk_of(min(share, waiting))
             try:
                 self._work(chunk)
             except BaseException as error:
                 self._fail(chunk, error)
                 log.exception("relay: %s failed on a chunk of %d items", self._name, len(chunk))
-            del chunk, item  # keep nothing alive while waiting
+            del chunk  # keep nothing alive while waiting
+
+    def _chunk_of(self, share: int) -> list[Any]:
+        """The item whose turn it is, and as many more as wait, up to `share`."""
+        get, lines, most = self._turns.get_nowait, self._lines, self._most
+        _, item, weight = self._next()
+        chunk = [item]
+        while len(chunk) < share and weight <= most:
+            try:
+                if not get():
+                    self._turns.put(False)  # not ours to lose: finish this chunk, then see it again
+                    break
+            except queue.Empty:
+                break
+            levels = self._levels
+            try:  # the only line, for this is done for each of very many
+                _, item, more = lines[levels[0]].popleft() if len(levels) == 1 else self._next()
+            except IndexError:  # it has just become one of two
+                _, item, more = self._next()
+            chunk.append(item)
+            weight += more
+        return chunk
 
     def _next(self) -> _Entry:
         """The item whose turn it is. Other threads may change the lines meanwhile, but one item is ours to take."""

@@ -5,6 +5,7 @@ Any thread may call anything. What a tokenizer gave is served only while its fin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from relay._backend import idcache, queue
@@ -25,6 +26,7 @@ class KnownIds:
     def __init__(self, tokenizer: Tokenizer | None, requests: queue.RequestQueue, limits: Limits) -> None:
         self._tokenizer = tokenizer if limits.ids_cache_bytes else None
         self._fetch = requests.fetch
+        self._fetch_all = requests.fetch_all
         self._bytes = limits.ids_cache_bytes
         self._most = min(limits.max_batch_tokens or idcache.MAX_IDS, idcache.MAX_IDS)
         self._current: tuple[str, idcache.IdCache] | None = None
@@ -39,24 +41,43 @@ class KnownIds:
             self._current = current = (fingerprint, idcache.IdCache(self._bytes))
         return current[1]
 
-    def copy(self, ticket: Ticket[Any], item: Any, tentative: bool, cache: idcache.IdCache | None = None) -> bool:
-        """Write a ticket's row from the cache. False if it is left to the tokenizer, which also knows how to fail.
+    def copy(self, ticket: Ticket[Any], item: Any) -> bool:
+        """Write a ticket's row from the cache. False if it is left to the tokenizer, which also knows how to fail; it
+        will be asked for once more, so that is not counted.
 
         Args:
             ticket: Its slot must be pinned.
             item: What would be tokenised.
-            tentative: It will be asked for once more if it is not here, so do not count that.
-            cache: As `cache` gave it, where that and `is_kept` have been asked.
         """
         tenant = ticket.tenant
-        if cache is None:
-            if not is_kept(item, tenant) or (cache := self.cache()) is None:
-                return False
-        length = self._fetch(cache, ticket._handle, item, tenant, tentative, self._most)
+        if not is_kept(item, tenant) or (cache := self.cache()) is None:
+            return False
+        length = self._fetch(cache, ticket._handle, item, tenant, True, self._most)
         if length < 0:
             return False
         ticket.size = length
         return True
+
+    def copy_all(
+        self, cache: idcache.IdCache | None, tickets: Sequence[Ticket[Any]], items: list[Any], tentative: bool
+    ) -> list[int]:
+        """As `copy` for each of several, from a cache as `cache` gave it.
+
+        Args:
+            cache: The cache, or None if nothing is kept.
+            tickets: As for `copy`.
+            items: Likewise, one for each.
+            tentative: They will be asked for once more if they are not here.
+
+        Returns:
+            For each how many ids it has; or as `RequestQueue.fetch_all`, and it is left to the tokenizer.
+        """
+        handles, whos = [ticket._handle for ticket in tickets], [ticket.tenant for ticket in tickets]
+        lengths = self._fetch_all(cache, handles, items, whos, tentative, self._most)
+        for ticket, length in zip(tickets, lengths, strict=True):
+            if length >= 0:
+                ticket.size = length
+        return lengths
 
     def told(self) -> dict[str, int]:
         """What has been counted, by its name in a `RelaySnapshot`; from 0 again for a tokenizer that has changed."""

@@ -1,39 +1,32 @@
 """Preparing: what is done to an item on helper threads, before it is ready for a batch.
 
 First the user's own ``prepare``, one item at a time and in the context the item was submitted in; then the tokenizer,
-from several items to the rows of their slots. Owns the helper threads, and the cache of input ids: a text that is in it
-is ready at once, on the thread that submits it. A slot is pinned from its admission until it is ready; a request that
-is cancelled or expires meanwhile is freed by whoever unpins it, here. An item that cannot be prepared fails by itself.
+from several items to the rows of their slots (`tokenising`). Owns the helper threads, and the cache of input ids: a
+text that is in it is ready at once, on the thread that submits it. A slot is pinned from its admission until it is
+ready; a request that is cancelled or expires meanwhile is freed by whoever unpins it, here. An item that cannot be
+prepared fails by itself.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any
 
-from relay._backend import idcache, queue
+from relay._backend import queue
 from relay.clock import Clock
-from relay.errors import Overloaded, TooLarge
 from relay.helpers import Helpers
-from relay.knownids import KnownIds, is_kept
+from relay.knownids import KnownIds
 from relay.limits import Limits
 from relay.outputs import member_error
 from relay.runs import all_of, followers, wanted
 from relay.stats import Counts
 from relay.ticket import Replies, Ticket, settle
-from relay.tokenizer import Encoded, Tokenizer
-
-log = logging.getLogger("relay")
+from relay.tokenising import LONG, Tokenising, chars
+from relay.tokenizer import Tokenizer
 
 CHUNK_CHARS = 16_384
 """Texts tokenised together have no more characters than this, but for the last of them."""
-
-_Pair = tuple[Ticket[Any], Any]  # a ticket, and what is tokenised: its item, or what was prepared
-
-LONG = 8_192
-"""A text of more characters is tokenised by itself, after the shorter ones of its priority."""
 
 
 class Preparing:
@@ -67,14 +60,19 @@ class Preparing:
         self._tokenizer = tokenizer
         self._requests = requests
         self._name = name
-        self._most = limits.max_batch_tokens
         self._clock = clock
         self._counts = counts
         self._settled = settled
         self._ready = ready
         self._known = KnownIds(tokenizer, requests, limits)
         self._early = tokenizer is not None and prepare is None
+        self._tokenising: Tokenising | None = None
+        if tokenizer is not None:
+            self._tokenising = Tokenising(
+                tokenizer, requests, self._known, name, limits.max_batch_tokens, self._all_ready, self._fail
+            )
         counts.more = self._known.told
+        self._weight = chars if tokenizer is not None else _nothing
         # Several texts are tokenised faster together; items that are only prepared gain nothing by waiting for others.
         chunk, most = (limits.encode_chunk, CHUNK_CHARS) if tokenizer is not None else (1, 0)
         self.helpers = Helpers(limits.helpers, f"{name}-helper", chunk, self._work, self._failed, most)
@@ -82,7 +80,7 @@ class Preparing:
     def put(self, ticket: Ticket[Any]) -> None:
         """Have a ticket prepared that has been admitted. Never blocks: a text that is in the cache is ready at once,
         all else is left to the helpers."""
-        if self._early and self._known.copy(ticket, ticket._item, True):
+        if self._early and self._known.copy(ticket, ticket._item):
             ticket._ready_ns = now_ns = self._clock.now_ns()
             self._requests.ready(ticket._handle, now_ns)
             self._ready(ticket.priority)
@@ -90,28 +88,36 @@ class Preparing:
             self._hand_over(ticket)
 
     def put_all(self, tickets: Sequence[Ticket[Any]]) -> None:
-        """As `put`. All rows are written first, for a lane that is woken by the first ought to find the others, too."""
-        if len(tickets) == 1:
-            self.put(tickets[0])
-            return
-        known: list[Ticket[Any]] = []
-        left: list[Ticket[Any]] = []
-        for ticket in tickets:
-            (known if self._early and self._known.copy(ticket, ticket._item, True) else left).append(ticket)
-        self._all_ready(known)
-        for ticket in left:
-            self._hand_over(ticket)
+        """As `put`, for tickets of one priority. All rows are written first, for a lane that is woken by the first
+        ought to find the others, too."""
+        left = tickets
+        if self._early:
+            lengths = self._known.copy_all(self._known.cache(), tickets, [ticket._item for ticket in tickets], True)
+            self._all_ready([ticket for ticket, length in zip(tickets, lengths, strict=True) if length >= 0])
+            left = [ticket for ticket, length in zip(tickets, lengths, strict=True) if length < 0]
+        weights = [self._weight(ticket._item) for ticket in left]
+        if weights and max(weights) <= LONG:
+            self.helpers.put_all(left, 2 * left[0].priority, weights)
+        else:
+            for ticket in left:
+                self._hand_over(ticket)
 
     def _hand_over(self, ticket: Ticket[Any]) -> None:
-        item = ticket._item
-        chars = 0 if self._tokenizer is None else len(item) if type(item) is str else _chars(item)
-        self.helpers.put(ticket, 2 * ticket.priority + (chars > LONG), chars)
+        weight = self._weight(ticket._item)
+        self.helpers.put(ticket, 2 * ticket.priority + (weight > LONG), weight)
 
     def reserve(self, ticket: Ticket[Any]) -> int:
         """How many input ids to reserve room for."""
         if self._tokenizer is None:
             return 0
         return self._tokenizer.reserve(ticket._item) if self._prepare is None else self._tokenizer.max_length
+
+    def reserve_all(self, tickets: Sequence[Ticket[Any]]) -> list[int]:
+        """As `reserve` for each of several."""
+        if self._tokenizer is None or self._prepare is not None:
+            return [self.reserve(ticket) for ticket in tickets]
+        reserve = self._tokenizer.reserve
+        return [reserve(ticket._item) for ticket in tickets]
 
     def _work(self, tickets: list[Ticket[Any]]) -> None:
         replies = Replies()
@@ -125,8 +131,9 @@ class Preparing:
             if self._prepare is None or self._prepared(ticket, self._prepare, replies):
                 live.append(ticket)
         try:
-            if self._tokenizer is not None and live:
-                self._tokenise(live, self._tokenizer, replies)
+            if self._tokenising is not None and live:
+                items = [ticket._item if self._prepare is None else ticket._prepared for ticket in live]
+                self._tokenising.tokenise(live, items, replies)
         finally:
             self._settled(replies)
 
@@ -143,102 +150,6 @@ class Preparing:
         self._requests.ready(ticket._handle, now_ns)
         self._ready(ticket.priority)
         return False
-
-    def _tokenise(self, tickets: list[Ticket[Any]], tokenizer: Tokenizer, replies: Replies) -> None:
-        """Short texts together and first, for nobody is to wait for another's long one."""
-        pairs = [(ticket, ticket._item if self._prepare is None else ticket._prepared) for ticket in tickets]
-        long = [pair for pair in pairs if _chars(pair[1]) > LONG]
-        if long:
-            pairs = [pair for pair in pairs if _chars(pair[1]) <= LONG]
-        for part in (pairs, *([pair] for pair in long)):
-            if part:
-                self._tokenise_part(part, tokenizer, replies)
-
-    def _tokenise_part(self, pairs: list[_Pair], tokenizer: Tokenizer, replies: Replies) -> None:
-        cache, fingerprint = self._known.cache(), tokenizer.fingerprint
-        known: list[Ticket[Any]] = []
-        new: list[_Pair] = []
-        keys: list[str | None] = []  # for each of `new` its text, if that is to be kept
-        same: list[_Pair] = []
-        seen: set[str | tuple[str, str]] = set()
-        copy = self._known.copy
-        for pair in pairs:
-            ticket, item = pair
-            tenant = ticket.tenant
-            if cache is None or not is_kept(item, tenant):
-                new.append(pair)
-                keys.append(None)
-                continue
-            key = item if tenant is None else (item, tenant)
-            if key in seen:
-                same.append(pair)
-            elif copy(ticket, item, False, cache):
-                known.append(ticket)
-            else:
-                seen.add(key)  # a burst of one text is encoded once
-                new.append(pair)
-                keys.append(item)
-        self._all_ready(known)
-        if not new:
-            return
-        encoded = self._encoded(new, same, tokenizer, replies)
-        if tokenizer.fingerprint != fingerprint:
-            cache = None  # nobody can tell which of the two gave these
-        ready: list[Ticket[Any]] = []
-        for (ticket, _), text, ids in zip(new, keys, encoded, strict=False):
-            if self._written(ticket, ids, replies) and not isinstance(ids, Exception):
-                ready.append(ticket)
-                if cache is not None and text is not None and len(ids[0]) <= idcache.MAX_IDS:
-                    cache.put(text, ticket.tenant, *ids)
-        left: list[_Pair] = []
-        for pair in same if encoded else ():
-            ticket, item = pair
-            if cache is not None and self._known.copy(ticket, item, False, cache):
-                ready.append(ticket)
-            else:  # the text is bad, or was not kept, or there is no room for it
-                left.append(pair)
-        if left:
-            again = zip(left, self._encoded(left, [], tokenizer, replies), strict=False)
-            ready += [ticket for (ticket, _), ids in again if self._written(ticket, ids, replies)]
-        self._all_ready(ready)
-
-    def _encoded(
-        self, pairs: list[_Pair], same: list[_Pair], tokenizer: Tokenizer, replies: Replies
-    ) -> Sequence[Encoded | Exception]:
-        """What the tokenizer makes of items; nothing if it breaks: then they fail, and those that are the same."""
-        try:
-            encoded = tokenizer.encode([item for _, item in pairs])
-            if len(encoded) != len(pairs):
-                raise RuntimeError(f"the tokenizer returned {len(encoded)} results for {len(pairs)} items")
-            return encoded
-        except BaseException as error:  # others of the chunk are ready by now: this is not for `_failed`
-            for ticket, _ in (*pairs, *same):
-                self._fail(ticket, error, replies)
-            log.exception("relay: the tokenizer of %r failed on a chunk of %d items", self._name, len(pairs))
-            return ()
-
-    def _written(self, ticket: Ticket[Any], encoded: Encoded | Exception, replies: Replies) -> bool:
-        """Write a row. False if the item has failed."""
-        try:
-            if isinstance(encoded, BaseException):
-                raise encoded
-            ids, split = encoded
-            if self._most is not None and len(ids) > self._most:
-                raise TooLarge(
-                    f"the item has {len(ids)} input ids, but a batch may have at most max_batch_tokens={self._most}; "
-                    "shorten it"
-                )
-            ticket.size = len(ids)
-            if not self._requests.write(ticket._handle, ids, split) and wanted(ticket):
-                raise Overloaded(
-                    f"no room for {len(ids)} input ids beside those of the requests in the queue of {self._name!r}; "
-                    "retry later or raise Limits.max_ids",
-                    reason="queue_full",
-                )
-        except BaseException as error:
-            self._fail(ticket, error, replies)
-            return False
-        return True
 
     def _all_ready(self, tickets: Sequence[Ticket[Any]]) -> None:
         """Their rows are written: they may be taken from now on."""
@@ -269,12 +180,7 @@ class Preparing:
         self._settled(replies)
 
 
-def _chars(item: Any) -> int:
-    """Characters of an item that is to be encoded."""
-    if isinstance(item, str):
-        return len(item)
-    if isinstance(item, (tuple, list)) and len(item) == 2:  # noqa: UP038  # a union would take longer
-        return sum(len(part) for part in item if isinstance(part, str))
+def _nothing(item: object) -> int:
     return 0
 
 

@@ -132,7 +132,7 @@ class FastTokenizer:
     def reserve(self, item: Item) -> int:
         """An upper bound on the number of ids of ``item``, at most ``max_length``."""
         if isinstance(item, str):
-            bound = self.max_length - self._room + self._bound(item)
+            bound = self.max_length - self._room + (len(item) + 1 if item.isascii() else self._bound(item))
         elif _is_pair(item):
             bound = self.max_length - self._pair_room + self._bound(item[0]) + self._bound(item[1])
         else:

@@ -1,6 +1,6 @@
 # A part of queue.pyx: how requests come in.
 
-cdef class Entering(Members):
+cdef class Entering(Texts):
     def admit(
         self, owner, key, now_ns, deadline_ns=-1, cost=1, group=0, ids=-1, claim=False, level=0, due_ns=-1, digest=-1
     ):
@@ -89,28 +89,6 @@ cdef class Entering(Members):
     def forgo(self):
         """Gives a promised slot back."""
         self.take_promise()
-
-    def write(self, handle, ids, split=-1):
-        """Writes a pinned slot's input ids; their number becomes its cost."""
-        cdef int32_t slot, length
-        if not self.arena.write_ids(handle, ids, split):
-            return False
-        slot = state_slot(handle)
-        length = self.arena.s.length[slot]
-        self.arena.s.cost[slot] = length if length > 0 else 1
-        return True
-
-    def fetch(self, cache, handle, text, who=None, tentative=False, most=16384):
-        """Writes a pinned slot's input ids from a cache, as `IdCache.fetch`; their number becomes its cost."""
-        cdef bint first = tentative
-        cdef int64_t limit = as_range("most", most, 0, MOST_SIZE)
-        cdef int32_t length
-        if not isinstance(cache, IdCache):
-            raise TypeError(f"cache must be an IdCache, got {type(cache).__name__}")
-        length = (<IdCache>cache).copy(self.arena, handle, text, who, first, limit)
-        if length >= 0:
-            self.arena.s.cost[state_slot(to_int64("handle", handle))] = length if length > 0 else 1
-        return length
 
     def ready(self, handle, now_ns):
         """Unpins a slot and puts it into the heap; False if it was dropped, is stale, or not pinned."""

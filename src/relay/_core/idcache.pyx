@@ -10,6 +10,7 @@ in the index once.
 
 from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from relay._core._ring cimport (
     IDS_HIT, IDS_MAX, IDS_MAX_CHARS, IDS_MAX_NAME, IdsCell, IdsKey, IdsRecord, ids_check, ids_clear, ids_find, ids_free,
@@ -132,19 +133,28 @@ The ids of one tokenizer's texts."""
         cdef bint short = self.key_of(text, who, &key)
         cdef int32_t n = ids_of(ids, self.s.scratch, IDS_MAX)
         cdef int32_t second = <int32_t>as_range("split", split, -1, n)
+        return short and self.enter(&key, n, second)
+
+    cdef bint keep(self, object text, object who, const int32_t* ids, int32_t n, int32_t split) except -1:
+        cdef IdsKey key
+        if n > IDS_MAX or not ids_are_kept(text, who) or not self.key_of(text, who, &key):
+            return False
+        memcpy(self.s.scratch, ids, <size_t>n * sizeof(int32_t))
+        return self.enter(&key, n, split)
+
+    cdef bint enter(self, const IdsKey* key, int32_t n, int32_t split) noexcept:
+        # The ids are those in scratch.
         cdef bint wide = False
         cdef uint32_t size
         cdef int32_t i
-        if not short:
-            return False
         for i in range(n):
             wide |= <uint32_t>self.s.scratch[i] > 0xFFFF
         size = <uint32_t>sizeof(IdsRecord) + <uint32_t>n * (4 if wide else 2)
         size += key.chars * (key.kinds & 15) + key.name_chars * (key.kinds >> 4)
         size = (size + 7) & ~<uint32_t>7
-        if 4 * <int64_t>size > self.s.room or ids_find(&self.s, &key) != NULL:
+        if 4 * <int64_t>size > self.s.room or ids_find(&self.s, key) != NULL:
             return False
-        ids_write(&self.s, &key, size, wide, n, second)
+        ids_write(&self.s, key, size, wide, n, split)
         return True
 
     def clear(self):

@@ -20,10 +20,10 @@ from relay._core._choosing cimport (
     filling_add, filling_fill, filling_late, filling_left, filling_note, filling_refusal, filling_time, rank_index,
     rank_size, size_rank,
 )
-from relay._core._rows cimport ArenaTable, arena_find, rows_blocks_for
+from relay._core._rows cimport ArenaTable, arena_find, ids_of, rows_blocks_for
 from relay._core.arena cimport (
     DROP_DEFERRED, DROP_FREED, Arena, arena_commit, arena_drop, arena_handle, arena_lease, arena_live, arena_release,
-    arena_unpin,
+    arena_unpin, arena_write_ids,
 )
 from relay._core._digest cimport relay_int_from_words, words_of
 from relay._core.dedup cimport Dedup, dedup_delete, dedup_find, dedup_insert, hash_object
@@ -31,7 +31,7 @@ from relay._core.heap cimport (
     HEAP_MAX_SLOTS, HEAP_ROOT, HEAP_SLOT_BITS, Heap, PriorityHeap, heap_has, heap_key, heap_lift, heap_peek,
     heap_pop_node, heap_push, heap_push_seq, heap_remove,
 )
-from relay._core.idcache cimport IdCache
+from relay._core.idcache cimport IdCache, ids_are_kept
 from relay._core.state cimport (
     BUSY, DROPPED, IDLE, PINNED, QUEUED, as_range, state_bits, state_flags, state_generation, state_load,
     state_next_generation, state_slot, to_int32, to_int64,
@@ -40,16 +40,21 @@ from relay._core.timers cimport Timers, timers_arm, timers_disarm, timers_due_on
 
 __all__ = [
     "CLOSED_DEADLINE", "CLOSED_IDLE", "CLOSED_PARAMS", "CLOSED_SIZE", "CLOSED_STEP", "CLOSED_TOKENS", "FULL",
-    "LOOK_PAST", "NO_BLOCKS", "TAKEN", "RequestQueue",
+    "LOOK_PAST", "NOT_KEPT", "NO_BLOCKS", "SEEN", "TAKEN", "RequestQueue",
 ]
 
 cdef enum:
     FULL_ = -1
+    NOT_WRITTEN_ = -2
+    NOT_KEPT_ = -3
+    SEEN_ = -4
     MOST_SIZE = 0x7FFFFFFF
 
 FULL = FULL_
 TAKEN = TAKEN_
+NOT_KEPT = NOT_KEPT_
 NO_BLOCKS = -2
+SEEN = SEEN_
 LOOK_PAST = 256
 CLOSED_IDLE = SHUT_IDLE
 CLOSED_SIZE = SHUT_SIZE
@@ -62,6 +67,7 @@ include "_queued.pyx"
 include "_seen.pyx"
 include "_asked.pyx"
 include "_members.pyx"
+include "_texts.pyx"
 include "_entering.pyx"
 
 

@@ -1,5 +1,5 @@
-"""How a request comes into a queue: places that are promised, slots that are leased, rows that are written, until it is
-ready to run; and the lanes that sleep meanwhile.
+"""How a request comes into a queue: places that are promised, slots that are leased, until it is ready to run; and the
+lanes that sleep meanwhile. How its row is written in between is in `_texts`.
 
 Any thread may call any method; each call is atomic. The invariants: no more places are promised than are free, and no
 lane is left asleep by a request that has become ready.
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relay._pure._requests import LEVELS, Requests
+from relay._pure._requests import LEVELS
 from relay._pure._rows import BLOCK
-from relay._pure.idcache import MAX_IDS, IdCache
+from relay._pure._texts import Texts
 from relay._pure.state import PINNED, QUEUED, as_int32, as_int64, as_range, slot_of, state_of
 
 FULL = -1
@@ -20,7 +20,7 @@ TAKEN = -4
 LANES = 64
 
 
-class Admission(Requests):
+class Admission(Texts):
     """What `RequestQueue` is built on: requests until they are ready, and who waits for them to be."""
 
     __slots__ = ()
@@ -152,34 +152,6 @@ class Admission(Requests):
             if not self._promised:
                 raise ValueError("no place is promised; call promise() first")
             self._promised -= 1
-
-    def write(self, handle: int, ids: Sequence[int], split: int = -1) -> bool:
-        """Writes a pinned slot's input ids, as `Arena.write_ids`; their number becomes its cost."""
-        with self._lock:
-            if not self.arena.write_ids(handle, ids, split):
-                return False
-            slot = slot_of(handle)
-            self.arena.cost[slot] = max(self.arena.length[slot], 1)
-            return True
-
-    def fetch(
-        self,
-        cache: IdCache,
-        handle: int,
-        text: str,
-        who: str | None = None,
-        tentative: bool = False,
-        most: int = MAX_IDS,
-    ) -> int:
-        """Writes a pinned slot's input ids from a cache, as `IdCache.fetch`; their number becomes its cost."""
-        as_range("most", most, 0, 2**31 - 1)
-        if not isinstance(cache, IdCache):
-            raise TypeError(f"cache must be an IdCache, got {type(cache).__name__}")
-        with self._lock:
-            length = cache.fetch(self.arena, handle, text, who, tentative, most)
-            if length >= 0:
-                self.arena.cost[slot_of(handle)] = max(length, 1)
-            return length
 
     def ready(self, handle: int, now_ns: int) -> bool:
         """Unpins a slot and puts it into the heap. False if it was dropped meanwhile (it is free now), or is stale or

@@ -1,9 +1,9 @@
 """RequestQueue: the slots of one model, from admission to the end of the run.
 
-Owns, with `_requests`, `_admission` and `_members`, the arena, the heap of those ready to run, the timers of those with
-a deadline, the map of identical requests, and the list of owners (one object a slot). Any thread may call any method;
-each call is atomic and none runs user code or waits for it. The invariant: a slot is in the heap exactly while it is
-QUEUED and not pinned, has a timer only while it is QUEUED, and has an owner exactly while it is leased.
+Owns, with `_requests`, `_texts`, `_admission` and `_members`, the arena, the heap of those ready to run, the timers of
+those with a deadline, the map of identical requests, and the list of owners (one object a slot). Any thread may call
+any method; each call is atomic and none runs user code or waits for it. The invariant: a slot is in the heap exactly
+while it is QUEUED and not pinned, has a timer only while it is QUEUED, and has an owner exactly while it is leased.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from relay._pure._choosing import (
 )
 from relay._pure._members import LOOK_PAST, Members
 from relay._pure._requests import LEVELS
+from relay._pure._texts import NOT_KEPT, SEEN
 from relay._pure.arena import DROP_DEFERRED, DROP_FREED, NO_BLOCKS
 from relay._pure.state import BUSY, DROPPED, IDLE, QUEUED, as_int64, as_range, flags_of, slot_of, state_of
 
@@ -34,7 +35,9 @@ __all__ = [
     "CLOSED_TOKENS",
     "FULL",
     "LOOK_PAST",
+    "NOT_KEPT",
     "NO_BLOCKS",
+    "SEEN",
     "TAKEN",
     "RequestQueue",
 ]
