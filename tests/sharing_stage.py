@@ -140,6 +140,7 @@ class SharingStage:
         self.relay: Any = package.Relay(
             lambda items: None, merge=True, clock=self.clock, max_batch_size=1, **{"max_queue": 4, **options}
         )
+        self.relay._retire.detach()  # what holds the dispatcher for it would hold all of this stage for ever
         self.desk: Any = self.relay._desk
         self.settle = package.ticket.settle
         self.asked: dict[str, Any] = {}

@@ -3,6 +3,7 @@ batch, one random script, which comes out the same on both sides."""
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -170,3 +171,49 @@ def test_a_random_script_ends_the_same_on_both_sides(rng: random.Random) -> None
         pure, native = outcomes("pure", seed), outcomes("native", seed)
         assert pure == native, f"script {seed}"
         assert min(pure[1][name] for name in ("hits", "misses", "joins")) > 0
+
+
+def test_a_finaliser_may_invalidate(lab: Lab) -> None:
+    """Of a parameter that only a kept answer holds: it runs in the middle of another `invalidate`."""
+    done: list[int] = []
+
+    class Adapter:
+        def __del__(self) -> None:
+            r.invalidate()
+            done.append(1)
+
+    r = lab.start(lambda items, **params: list(items), cache_bytes=1 << 20)
+    assert r("x", params={"adapter": Adapter()}) == "x"
+    r.invalidate()
+    gc.collect()
+    assert done and r("x") == "x" and r("x") == "x" and r.snapshot().sharing.entries == 1
+    lab.idle(r)
+
+
+def test_parameters_and_tenants_are_paid_for(lab: Lab) -> None:
+    r = lab.start(lambda items, **params: list(items), cache_bytes=1 << 20)
+    for i in range(200):
+        r("x", params={"system": f"{i}" + "s" * 20_000})
+        r("x", tenant=f"{i}" + "t" * 20_000)
+    shared = r.snapshot().sharing
+    assert 5 < shared.entries < 60 and shared.nbytes <= 1 << 20 and shared.evictions > 300
+    lab.idle(r)
+
+
+def test_who_makes_his_array_writable_again_changes_his_own(lab: Lab) -> None:
+    def model(items: list[Any]) -> list[Any]:
+        row = np.array([1.0, 2.0])
+        row.flags.writeable = False
+        return [row for _ in items]
+
+    waiting = lab.model(held=True)
+    r = lab.start(lambda items: waiting(items) and model(items), merge=True)
+    r.submit("plug")
+    waiting.wait_until_running()
+    first, second = r.submit("x"), r.submit("x")
+    waiting.free()
+    one, two = first.result(30), second.result(30)
+    one.setflags(write=True)
+    one[0] = 9.0
+    assert two[0] == 1.0
+    lab.idle(r)

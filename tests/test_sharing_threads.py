@@ -119,10 +119,10 @@ class Race:
         assert min(shared.hits, shared.misses, shared.joins, shared.evictions) > 10
 
 
-def test_threads(lab: Lab, seed: int) -> None:
+def test_e6_threads(lab: Lab, seed: int) -> None:
     Race(lab, seed, 3).go()
 
 
 @pytest.mark.long
-def test_threads_long(lab: Lab, seed: int) -> None:
+def test_e6_threads_long(lab: Lab, seed: int) -> None:
     Race(lab, seed, 30).go()

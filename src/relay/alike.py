@@ -7,6 +7,7 @@ whoever holds one keeps it: as long as it lives no other stands for the same, an
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -21,12 +22,14 @@ class Identity:
 
     Attributes:
         number: From 1 to 2**63 - 1, and no other living `Identity` of the process has it.
+        nbytes: What it keeps alive, in bytes: parameters and tenant.
     """
 
-    __slots__ = ("__weakref__", "number")
+    __slots__ = ("__weakref__", "nbytes", "number")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, nbytes: int) -> None:
         self.number = number
+        self.nbytes = nbytes
 
 
 _numbers = itertools.count(1)  # 63 bits of them last for ever
@@ -83,10 +86,28 @@ class Identities:
             key = tenant if params is None else (params, tenant)
         known = self._living.get(key)
         if known is None:
-            new = Identity(next(_numbers))
+            new = Identity(next(_numbers), _bytes_of(params, tenant))
             with self._lock:  # `setdefault` alone would let two threads both put theirs
                 known = self._living.setdefault(key, new)
         return known
+
+
+_BYTES = 400  # of an identity, the entry it is found by, and the objects of its parameters
+
+
+def _bytes_of(params: Params | None, tenant: str | None) -> int:
+    nbytes = _BYTES + (0 if tenant is None else sys.getsizeof(tenant))
+    if params is not None:
+        for name, value in params.keywords.items():
+            nbytes += 2 * sys.getsizeof(name) + 2 * _size(value, 8)  # as given, and as it is compared
+    return nbytes
+
+
+def _size(value: Any, depth: int) -> int:
+    nbytes = sys.getsizeof(value, 64)
+    if depth and type(value) in (tuple, frozenset):
+        nbytes += sum(_size(part, depth - 1) for part in value)
+    return nbytes
 
 
 def _tenant(tenant: object) -> str:

@@ -41,7 +41,7 @@ class Endings(tickets.DeskBase):
         self.clock = clock
         self.monotonic = type(clock) is MonotonicClock
         self.counts = Counts()
-        self._renewing = threading.Lock()
+        self._renewing = threading.RLock()  # for a finaliser of what it lets go, or a signal, may renew as well
         self._between: set[Ticket[Any]] = set()  # those taken out of `open` for a moment, to be admitted again
         self.room: Room = Room(requests, clock)
         self.deadlines = Deadlines(requests, self.counts, clock, f"{name}-alarm", self._expire)

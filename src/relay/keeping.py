@@ -103,7 +103,7 @@ def another(row: Any) -> Any:
 def _twin(row: Any, depth: int) -> Any:
     kind = type(row)
     if kind is np.ndarray:
-        return row.copy() if row.flags.writeable else row
+        return row if type(row.base) is bytes else row.copy()  # a view that is read-only may be made writable again
     if kind is bytearray or kind is set:
         return row.copy()
     if kind in _CONTAINERS and depth:

@@ -35,7 +35,9 @@ class KnownIds:
         """What is known of the tokenizer as it is now; None if nothing is kept."""
         if self._tokenizer is None:
             return None
-        fingerprint, current = self._tokenizer.fingerprint, self._current
+        fingerprint, current = getattr(self._tokenizer, "fingerprint", None), self._current
+        if fingerprint is None:
+            return None  # nobody could tell when what is known is out of date
         if current is None or current[0] != fingerprint:
             # A new one, for a helper may be about to put into the old one what the tokenizer gave it before.
             self._current = current = (fingerprint, idcache.IdCache(self._bytes))

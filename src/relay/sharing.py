@@ -71,6 +71,8 @@ def as_sharing(
     ttl_ns = limit_ns(cache_ttl, "cache_ttl")
     if ttl_ns == 0:
         raise ValueError("cache_ttl must be more than 0 seconds, or None for no limit; cache_bytes=0 keeps nothing")
+    if ttl_ns is not None and not given:
+        raise ValueError("cache_ttl says how long answers are kept, but cache_bytes=0 keeps none; give cache_bytes")
     if given and merge is False:
         raise ValueError("cache_bytes keeps answers for others, which merge=False forbids; leave one of them out")
     if merge is None:

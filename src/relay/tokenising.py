@@ -72,7 +72,7 @@ class Tokenising:
                 self._part([ticket], [item], replies)
 
     def _part(self, tickets: list[Ticket[Any]], items: list[Any], replies: Replies) -> None:
-        cache, fingerprint = self._known.cache(), self._tokenizer.fingerprint
+        cache, fingerprint = self._known.cache(), getattr(self._tokenizer, "fingerprint", None)
         known: list[Ticket[Any]] = []
         new: list[Ticket[Any]] = []
         texts: list[Any] = []  # of `new`
@@ -92,7 +92,7 @@ class Tokenising:
         self._ready(known)
         if not new or (encoded := self._encoded(new, texts, same, replies)) is None:
             return
-        if self._tokenizer.fingerprint != fingerprint:
+        if getattr(self._tokenizer, "fingerprint", None) != fingerprint:
             cache = None  # nobody can tell which of the two gave these
         ready = self._written(cache, new, texts, encoded, replies)
         if same:

@@ -11,6 +11,26 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memmove, memset
 
+cdef extern from *:
+    """
+    /* A block that the system zeroes page by page as it is first touched, and takes back whole. `calloc` promises neither:
+       once a large block has been freed, an allocator may hand out used memory, and must touch all of it. */
+    #ifdef _WIN32
+    #include <windows.h>
+    static inline void* relay_reserve(size_t n) { return VirtualAlloc(NULL, n, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE); }
+    static inline void relay_return(void* p, size_t n) { (void)n; VirtualFree(p, 0, MEM_RELEASE); }
+    #else
+    #include <sys/mman.h>
+    static inline void* relay_reserve(size_t n) {
+        void* p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return p == MAP_FAILED ? NULL : p;
+    }
+    static inline void relay_return(void* p, size_t n) { munmap(p, n); }
+    #endif
+    """
+    void* relay_reserve(size_t n) noexcept nogil
+    void relay_return(void* p, size_t n) noexcept nogil
+
 
 cdef enum:
     IDS_MAX = 16384
@@ -20,6 +40,7 @@ cdef enum:
     IDS_HIT = 2             # asked for since it was written
     SAVED = 64              # records, and their bytes, that are written anew at most to make room for one
     SAVED_BYTES = 65536
+    PLAIN = 1 << 20         # a block of more bytes is not left to the allocator
 
 
 cdef struct IdsCell:        # one place of the open-addressed index
@@ -49,6 +70,7 @@ cdef struct IdsKey:         # a text and whose it is, while a call lasts
 
 cdef struct IdsTable:       # all fields: guarded by the owner's lock
     void* block             # owned: the one allocation; index, ring and scratch point into it
+    size_t size             # of it, in bytes
     IdsCell* cells          # mask + 1 of them; at most three in four are ever taken
     char* ring              # room bytes
     int32_t* scratch        # IDS_MAX ids, beside the bytes that are counted: a row passes through here
@@ -68,8 +90,8 @@ cdef struct IdsTable:       # all fields: guarded by the owner's lock
 # 0, or -1: no memory. `max_bytes` is the size of index and ring; `cells` a power of two.
 cdef inline int ids_init(IdsTable* t, int64_t max_bytes, int64_t cells, int64_t most, uint32_t tags) noexcept nogil:
     memset(t, 0, sizeof(IdsTable))
-    # Zeroed by the system page by page, as it is first touched: a cache that stays empty costs next to nothing.
-    t.block = calloc(1, <size_t>(max_bytes + IDS_MAX * <int64_t>sizeof(int32_t)))
+    t.size = <size_t>(max_bytes + IDS_MAX * <int64_t>sizeof(int32_t))
+    t.block = relay_reserve(t.size) if t.size > PLAIN else calloc(1, t.size)
     if t.block == NULL:
         return -1
     t.cells = <IdsCell*>t.block
@@ -84,7 +106,10 @@ cdef inline int ids_init(IdsTable* t, int64_t max_bytes, int64_t cells, int64_t 
 
 # Idempotent.
 cdef inline void ids_free(IdsTable* t) noexcept nogil:
-    free(t.block)
+    if t.size > PLAIN and t.block != NULL:
+        relay_return(t.block, t.size)
+    else:
+        free(t.block)
     t.block = NULL
 
 

@@ -171,6 +171,8 @@ cdef class RunningBase:
                 if found is not None:
                     value = (<tuple>found)[0]
                     nbytes = (<int64_t>(<tuple>found)[1]) + <int64_t>content.__sizeof__() + PAIR_BYTES
+                    if who is not None:
+                        nbytes += <int64_t>who.nbytes
                     pair = value, owner.size
                     results.put_native(owner.low, owner.high, content, who, pair, nbytes, owner._epoch, now_ns)
                     if type(value) is type(row) and value is not row:

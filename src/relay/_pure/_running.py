@@ -219,7 +219,7 @@ class RunningBase:
             if content is None or issubclass(type(row), BaseException) or (found := desk.kept(row)) is None:
                 continue
             value, nbytes = found
-            nbytes += sys.getsizeof(content) + PAIR_BYTES
+            nbytes += sys.getsizeof(content) + PAIR_BYTES + (0 if who is None else who.nbytes)
             pair = value, owner.size
             desk.results.put(owner._digest, content, who, pair, nbytes, owner._epoch, now_ns)
             if type(value) is type(row) and value is not row:
