@@ -7,66 +7,39 @@ own calls from the test's seed. The interpreter is made to switch threads as oft
 from __future__ import annotations
 
 import random
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from conftest import Core
+from crowd import KEYS, THREADS, Crowd, switching_every
 
-THREADS = 24
-KEYS = 8192
 CAPACITY = 128
 EACH = 500  # calls of each thread in a round
 
 
 @pytest.fixture(autouse=True)
 def switching() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
+    with switching_every(1e-6):
+        yield
 
 
-class Race:
+class Race(Crowd):
     """The threads, their keys, and what they count."""
 
     def __init__(self, core: Core, seed: int, seconds: float) -> None:
+        super().__init__(seed, seconds)
         self.cache = core.watch(core.cache.ResultCache(CAPACITY, CAPACITY * 600, 300))
         self.absent = core.cache.ABSENT
         rng = random.Random(seed)
         self.keys = [(rng.getrandbits(128) if i % 8 else i % 64, f"text {i}") for i in range(KEYS)]
-        self.weights = [1 / (rank + 1) for rank in range(KEYS)]
-        self.seed = seed
         self.finds = [0] * THREADS
-        self.errors: list[BaseException] = []
-        self.rounds = 0
-        self.over = False
-        self.until = time.monotonic() + seconds
-        self.barrier = threading.Barrier(THREADS, self.look)
 
-    def look(self) -> None:
-        """What one thread does while all others wait."""
+    def recount(self) -> None:
         cache = self.cache
         cache.check()
         assert cache.hits + cache.misses == sum(self.finds)
         assert len(cache) <= CAPACITY and cache.nbytes <= cache.max_bytes
-        self.rounds += 1
-        self.over = time.monotonic() > self.until and self.rounds > 2
-
-    def run(self, me: int) -> None:
-        rng = random.Random(f"{self.seed} {me}")
-        try:
-            while not self.over:
-                self.work(me, rng)
-                self.barrier.wait()
-        except threading.BrokenBarrierError:
-            pass  # another thread has failed
-        except BaseException as error:
-            self.errors.append(error)
-            self.barrier.abort()
 
     def work(self, me: int, rng: random.Random) -> None:
         cache, absent = self.cache, self.absent
@@ -85,13 +58,7 @@ class Race:
             cache.invalidate()
 
     def go(self) -> None:
-        threads = [threading.Thread(target=self.run, args=(me,), daemon=True) for me in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
+        super().go()
         cache = self.cache
         print(f"{self.rounds} rounds, {cache.hits} hits, {cache.misses} misses, {cache.evictions} evictions")
         assert min(cache.hits, cache.misses, cache.evictions) > 100

@@ -7,21 +7,17 @@ own calls from the test's seed. The interpreter is made to switch threads very o
 from __future__ import annotations
 
 import random
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from crowd import KEYS, THREADS, Crowd, switching_every
 
 if TYPE_CHECKING:
     from both import Lab
 
 pytest_plugins = ["both"]
 
-THREADS = 24
-KEYS = 8192
 ENTRIES = 128
 CACHE_BYTES = ENTRIES * 600
 EACH = 40  # calls of each thread in a round
@@ -29,10 +25,8 @@ EACH = 40  # calls of each thread in a round
 
 @pytest.fixture(autouse=True)
 def switching() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
+    with switching_every(1e-5):
+        yield
 
 
 def asked(number: int) -> Any:
@@ -42,29 +36,22 @@ def asked(number: int) -> Any:
     return [number] * (number % 40 + 1) if number % 7 == 1 else f"text {number}"
 
 
-class Race:
+class Race(Crowd):
     """The threads, their relay, and what they count."""
 
     def __init__(self, lab: Lab, seed: int, seconds: float) -> None:
+        super().__init__(seed, seconds)
         self.ran = [0]
         self.relay: Any = lab.start(
             self.model, cache_bytes=CACHE_BYTES, limits=lab.Limits(cache_entries=ENTRIES), max_queue=256
         )
-        self.weights = [1 / (rank + 1) for rank in range(KEYS)]
-        self.seed = seed
         self.calls = [0] * THREADS
-        self.rounds = 0
-        self.over = False
-        self.errors: list[BaseException] = []
-        self.until = time.monotonic() + seconds
-        self.barrier = threading.Barrier(THREADS, self.look)
 
     def model(self, items: list[Any]) -> list[Any]:
         self.ran[0] += len(items)
         return [[repr(item)] * 3 for item in items]
 
-    def look(self) -> None:
-        """What one thread does while all others wait."""
+    def recount(self) -> None:
         self.relay.check()
         told = self.relay.snapshot()
         shared = told.sharing
@@ -72,20 +59,6 @@ class Race:
         assert shared.misses == self.ran[0], (shared, self.ran)
         assert shared.entries <= ENTRIES and shared.nbytes <= CACHE_BYTES
         assert told.open == told.admitted == 0
-        self.rounds += 1
-        self.over = time.monotonic() > self.until and self.rounds > 2
-
-    def run(self, me: int) -> None:
-        rng = random.Random(f"{self.seed} {me}")
-        try:
-            while not self.over:
-                self.work(me, rng)
-                self.barrier.wait()
-        except threading.BrokenBarrierError:
-            pass  # another thread has failed
-        except BaseException as error:
-            self.errors.append(error)
-            self.barrier.abort()
 
     def work(self, me: int, rng: random.Random) -> None:
         for number in rng.choices(range(KEYS), self.weights, k=EACH):
@@ -107,13 +80,7 @@ class Race:
             self.relay.invalidate()
 
     def go(self) -> None:
-        threads = [threading.Thread(target=self.run, args=(me,), daemon=True) for me in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
+        super().go()
         shared = self.relay.snapshot().sharing
         print(f"{self.rounds} rounds, {shared}")
         assert min(shared.hits, shared.misses, shared.joins, shared.evictions) > 10

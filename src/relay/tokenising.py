@@ -72,7 +72,7 @@ class Tokenising:
                 self._part([ticket], [item], replies)
 
     def _part(self, tickets: list[Ticket[Any]], items: list[Any], replies: Replies) -> None:
-        cache, fingerprint = self._known.cache(), getattr(self._tokenizer, "fingerprint", None)
+        cache = self._known.cache()
         known: list[Ticket[Any]] = []
         new: list[Ticket[Any]] = []
         texts: list[Any] = []  # of `new`
@@ -92,8 +92,8 @@ class Tokenising:
         self._ready(known)
         if not new or (encoded := self._encoded(new, texts, same, replies)) is None:
             return
-        if getattr(self._tokenizer, "fingerprint", None) != fingerprint:
-            cache = None  # nobody can tell which of the two gave these
+        if self._known.cache() is not cache:  # the tokenizer has changed:
+            cache = None  # nobody can tell whether it was the old one or the new one that gave these
         ready = self._written(cache, new, texts, encoded, replies)
         if same:
             ready += self._copied(cache, same, again, replies)

@@ -162,8 +162,9 @@ class DeskBase(SharingBase):
         try:
             key = level << time_bits | first_ns >> step_bits
             handle = queue.admit(ticket, key, arrival_ns, deadline_ns, size, 0, -1, False, level, due_ns, digest)
-            if handle == TAKEN:  # by somebody who came a moment ago, or has other content or enough followers
-                bound, leader = self.find_leader(queue, digest, content or "", None, epoch)
+            if handle == TAKEN and content is not None:
+                # By somebody who came a moment ago, or has other content or enough followers.
+                bound, leader = self.find_leader(queue, digest, content, None, epoch)
                 if leader is not None and self.join(leader, bound, digest, ticket):
                     ticket._content = ticket._followers = None
                     return ticket
